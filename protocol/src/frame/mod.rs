@@ -1,0 +1,16 @@
+//! Frames: one MessagePack map each, told apart by `type` (wire protocol 4, 10 and 11).
+//!
+//! Decoding passes over the bytes once: it notes where the value of each key that any frame knows lies, and
+//! reads only those that the frame at hand has. Encoding writes the canonical form: `type` first, then the
+//! fields in the order of their declaration, absent ones left out.
+//!
+//! - [`ClientFrame`]: what clients send, [`ServerFrame`]: what brokers send, each a table of its fields
+//! - `fields`: the keys, the one pass, and how a field of each type is read and written
+
+mod client;
+mod fields;
+mod server;
+
+pub use client::*;
+pub use fields::{Data, Fault, Lenient, Limits, Malformed, Nilable, Position, Qos, Raw, Strings, Version};
+pub use server::*;
