@@ -1,1 +1,49 @@
-fn main() {}
+//! Measures the broker: a load generator that costs less than what it measures, on loopback only.
+//!
+//! | module | |
+//! | --- | --- |
+//! | `broker` | the run: what is measured, in which order, for how long |
+//! | `process` | the processes under measurement: started, their CPU time and memory, ended |
+//! | `wire` | a client's half of the protocol, as much as a generator needs |
+//! | `load` | publishers and audiences |
+//! | `bare` | the loop that writes ready bytes, to compare with |
+//! | `report` | table, JSON and picture |
+
+#![allow(clippy::cast_precision_loss, reason = "no count of a short run comes near 2^53")]
+
+mod bare;
+mod broker;
+mod load;
+mod process;
+mod report;
+mod wire;
+
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(about = "Measures the NoLag broker", version)]
+struct Cli {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Fan-out, throughput, idle memory, and what other topics cost
+    Broker(broker::Args),
+    /// The bare loop: writes one ready frame to many sockets; started by `broker`
+    #[command(hide = true)]
+    BareWriter(bare::Args),
+}
+
+fn main() -> Result<()> {
+    match Cli::parse().what {
+        What::BareWriter(args) => bare::write(&args),
+        What::Broker(args) => {
+            rlimit::increase_nofile_limit(u64::MAX).context("cannot lift the limit on open files")?;
+            let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+            runtime.block_on(broker::run(&args))
+        }
+    }
+}

@@ -33,7 +33,7 @@ pub fn subscription_keys(filters: Option<&[u8]>) -> Result<Vec<String>, FilterEr
     let Some((mut reader, count)) = array(filters)? else { return Ok(keys) };
     for _ in 0..count {
         match reader.token() {
-            Ok(Token::Array(values)) if (2..=u32::MAX).contains(&values) => {
+            Ok(Token::Array(values @ 2..)) => {
                 let values = (0..values).map(|_| value(&mut reader)).collect::<Result<Vec<_>, _>>()?;
                 keys.push(composite(values.into_iter()));
             }

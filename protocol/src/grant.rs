@@ -136,15 +136,14 @@ pub fn resolve(rules: &[Rule], operation: Operation, address: &str) -> Option<Re
         return None;
     }
     let equal = rules.iter().find(|rule| rule.pattern == address);
-    if let Some(Rule { topic: Some(topic), room_id, .. }) = equal
-        && !wildcard
-    {
-        let app_id = equal.map(Rule::app).unwrap_or_default().to_owned();
-        return Some(Resolution { base: topic.clone(), app_id, room_id: room_id.clone(), exact: true });
-    }
     let rule = equal.or_else(|| rules.iter().find(|rule| reaches(&rule.pattern, address, wildcard)))?;
     let app_id = rule.app().to_owned();
-    Some(Resolution { base: format!("{app_id}/{address}"), app_id, room_id: None, exact: false })
+    Some(match &rule.topic {
+        Some(topic) if equal.is_some() && !wildcard => {
+            Resolution { base: topic.clone(), app_id, room_id: rule.room_id.clone(), exact: true }
+        }
+        _ => Resolution { base: format!("{app_id}/{address}"), app_id, room_id: None, exact: false },
+    })
 }
 
 /// Whether some rule permits publishing to exactly this topic.

@@ -82,23 +82,23 @@ impl<'de> Visitor<'de> for Value<'_> {
         write::str(self.0, value);
         Ok(())
     }
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
-        let start = self.0.len();
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut items: A) -> Result<(), A::Error> {
+        let start = self.reserve_header();
         let mut count = 0;
         while items.next_element_seed(Value(self.0))?.is_some() {
             count += 1;
         }
-        self.insert_header(start, Token::Array(count));
+        self.fill_header(start, Token::Array(count));
         Ok(())
     }
-    fn visit_map<A: MapAccess<'de>>(self, mut pairs: A) -> Result<(), A::Error> {
-        let start = self.0.len();
+    fn visit_map<A: MapAccess<'de>>(mut self, mut pairs: A) -> Result<(), A::Error> {
+        let start = self.reserve_header();
         let mut count = 0;
         while let Some(()) = pairs.next_key_seed(Value(self.0))? {
             pairs.next_value_seed(Value(self.0))?;
             count += 1;
         }
-        self.insert_header(start, Token::Map(count));
+        self.fill_header(start, Token::Map(count));
         Ok(())
     }
     fn visit_bytes<E: serde::de::Error>(self, _: &[u8]) -> Result<(), E> {
@@ -107,11 +107,17 @@ impl<'de> Visitor<'de> for Value<'_> {
 }
 
 impl Value<'_> {
-    /// JSON tells how much a container holds only at its end, and the shortest header depends on it.
-    fn insert_header(self, start: usize, header: Token<'_>) {
+    /// Leaves room for the header of a small container. JSON tells how much one holds only at its end.
+    fn reserve_header(&mut self) -> usize {
+        self.0.push(0);
+        self.0.len() - 1
+    }
+
+    /// Writes the header; only that of a container of more than 15 moves what follows it.
+    fn fill_header(self, start: usize, header: Token<'_>) {
         let mut bytes = Vec::with_capacity(5);
         write::token(&mut bytes, header);
-        self.0.splice(start..start, bytes);
+        self.0.splice(start..=start, bytes);
     }
 }
 

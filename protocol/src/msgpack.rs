@@ -215,11 +215,17 @@ pub mod write {
     /// A token in its shortest form; what a container holds is written after it.
     ///
     /// A `Str` must be valid UTF-8: whoever has bytes writes `Bin`.
+    ///
+    /// # Panics
+    ///
+    /// On a string, a binary or an extension of more than 4 GiB.
     pub fn token(out: &mut Vec<u8>, token: Token<'_>) {
         match token {
             Token::Nil => out.push(0xc0),
             Token::Bool(v) => out.push(if v { 0xc3 } else { 0xc2 }),
-            Token::Uint(n) => uint(out, n),
+            Token::Uint(n) => {
+                rmp::encode::write_uint(out, n).expect(VEC);
+            }
             Token::Int(n) => {
                 rmp::encode::write_sint(out, n).expect(VEC);
             }
@@ -250,7 +256,7 @@ pub mod write {
 
     /// A non-negative integer.
     pub fn uint(out: &mut Vec<u8>, n: u64) {
-        rmp::encode::write_uint(out, n).expect(VEC);
+        token(out, Token::Uint(n));
     }
 
     /// MessagePack counts in 32 bits, and a message is at most a mebibyte.

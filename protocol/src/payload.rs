@@ -15,7 +15,7 @@ pub fn with_valid_text(value: &[u8]) -> Result<Vec<u8>, Error> {
         let before = reader.rest();
         match reader.token()? {
             Token::Str(bytes) if std::str::from_utf8(bytes).is_err() => {
-                write::token(&mut out, Token::Bin(bytes))
+                write::token(&mut out, Token::Bin(bytes));
             }
             _ => out.extend_from_slice(&before[..before.len() - reader.rest().len()]),
         }

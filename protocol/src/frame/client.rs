@@ -1,7 +1,7 @@
 //! The frames that clients send (wire protocol 6, 7 and 10; features 1 to 7).
 
 use super::fields::{
-    Data, Fault, Field, Fields, Key, Lenient, Malformed, MapWriter, Position, Qos, Raw, Strings, Unfit,
+    Data, Fault, Field, Fields, Key, Lenient, MAX_FIELDS, Malformed, MapWriter, Position, Qos, Raw, Strings,
     Version, frames, text,
 };
 

@@ -1,163 +1,7 @@
-//! The keys of all frames, the one pass that finds them, and the types of fields.
+//! The types of fields: how each is read and written, and the macro that declares frames made of them.
 
-use crate::msgpack::{self, Contents, Reader, Token, write};
-
-macro_rules! keys {
-    ($($key:ident $name:literal)*) => {
-        /// A key that some frame knows.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub enum Key { $(#[allow(missing_docs)] $key),* }
-
-        impl Key {
-            const COUNT: usize = [$(Key::$key),*].len();
-
-            fn parse(name: &[u8]) -> Option<Self> {
-                // Compared as bytes: what is no UTF-8 is no key of ours.
-                $(if name == $name.as_bytes() { return Some(Key::$key) })*
-                None
-            }
-
-            /// The key as it is on the wire.
-            pub fn name(self) -> &'static str {
-                match self { $(Key::$key => $name),* }
-            }
-        }
-    };
-}
-
-keys! {
-    Type "type" Topic "topic" Data "data" MsgRef "msgRef" MsgId "msgId" RequiresAck "requiresAck"
-    IsReplay "isReplay" From "from" FromType "fromType" Filter "filter" Timestamp "timestamp"
-    SourceTopic "sourceTopic" Retained "retained" Seq "seq" Redelivered "redelivered" Trace "trace"
-    Qos "qos" Retain "retain" RetainTtl "retainTtl" Echo "echo" Filters "filters"
-    Token "token" ProtocolVersion "protocolVersion" ClientId "clientId" Reconnect "reconnect"
-    ProjectId "projectId" Features "features" LoadBalance "loadBalance" LoadBalanceGroup "loadBalanceGroup"
-    Recover "recover" History "history" Redeliver "redeliver" AckTimeoutMs "ackTimeoutMs" MsgIds "msgIds"
-    App "app" RoomId "roomId" LobbyId "lobbyId" LobbyUuid "lobbyUuid" ActorId "actorId"
-    Success "success" Error "error" ActorTokenId "actorTokenId" ActorType "actorType"
-    RestoredSubscriptions "restoredSubscriptions" Limits "limits" RetryAfterMs "retryAfterMs"
-    AuthExpiresAt "authExpiresAt" Epoch "epoch" Recovered "recovered" Gap "gap" Reason "reason"
-    Duplicate "duplicate" Level "level" Truncated "truncated" Presence "presence" Event "event"
-    FullTopic "fullTopic" Count "count" Replayed "replayed" OldestTimestamp "oldestTimestamp"
-    NewestTimestamp "newestTimestamp" Code "code" Hint "hint" Detail "detail" MaxSizeBytes "maxSizeBytes"
-    PublishesPerSecond "publishesPerSecond" MaxPayloadBytes "maxPayloadBytes"
-}
-
-/// What is wrong with a frame.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
-    /// The bytes are not one MessagePack value.
-    #[error("{0}")]
-    Syntax(#[from] msgpack::Error),
-    /// The text is not one JSON value.
-    #[error("the text is no JSON")]
-    Json,
-    /// A value, but no map.
-    #[error("a frame is a map")]
-    NotAMap,
-    /// A map whose `type` is absent or no string.
-    #[error("a frame has a `type`, a string")]
-    NoType,
-    /// A field that the frame must have is absent.
-    #[error("{frame} needs {field}")]
-    Missing {
-        /// The frame's `type`.
-        frame: &'static str,
-        /// The field's key.
-        field: &'static str,
-    },
-    /// A field is there but not what it must be.
-    #[error("{field} of {frame} is {expected}")]
-    WrongType {
-        /// The frame's `type`.
-        frame: &'static str,
-        /// The field's key.
-        field: &'static str,
-        /// What belongs there.
-        expected: &'static str,
-    },
-    /// An extension value where only `data` may have one.
-    #[error("{0} holds an extension value")]
-    Ext(&'static str),
-}
-
-/// A frame that cannot be used, with what its sender needs to find the request that failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{fault}")]
-pub struct Malformed<'a> {
-    /// What is wrong.
-    #[source]
-    pub fault: Fault,
-    /// The frame's `topic`, if it has one.
-    pub topic: Option<&'a str>,
-    /// The frame's `msgRef`, if it has one.
-    pub msg_ref: Option<&'a str>,
-}
-
-impl From<Fault> for Malformed<'_> {
-    fn from(fault: Fault) -> Self {
-        Self { fault, topic: None, msg_ref: None }
-    }
-}
-
-/// Where the value of each key of a frame lies.
-pub(super) struct Fields<'a> {
-    slots: [Option<&'a [u8]>; Key::COUNT],
-    data: Contents,
-}
-
-impl<'a> Fields<'a> {
-    /// Passes over one frame. Of a repeated key the last value counts; nil is absence, but for `data`.
-    pub(super) fn scan(bytes: &'a [u8]) -> Result<Self, Fault> {
-        let mut reader = Reader::new(bytes);
-        let Token::Map(pairs) = reader.token()? else {
-            msgpack::single(bytes)?;
-            return Err(Fault::NotAMap);
-        };
-        let mut fields = Self { slots: [None; Key::COUNT], data: Contents::default() };
-        let mut ext = None;
-        for _ in 0..pairs {
-            let (name, _) = reader.value()?;
-            let (value, contents) = reader.value()?;
-            let key = match Reader::new(name).token()? {
-                Token::Str(name) | Token::Bin(name) => Key::parse(name),
-                _ => None,
-            };
-            let Some(key) = key else { continue };
-            if key == Key::Data {
-                fields.data = contents;
-            } else if contents.ext {
-                ext = ext.or(Some(key));
-            }
-            fields.slots[key as usize] = (key == Key::Data || value != msgpack::NIL).then_some(value);
-        }
-        reader.finish()?;
-        match ext {
-            Some(key) => Err(Fault::Ext(key.name())),
-            None => Ok(fields),
-        }
-    }
-
-    /// The value of a key.
-    pub(super) fn slot(&self, key: Key) -> Option<&'a [u8]> {
-        self.slots[key as usize]
-    }
-
-    /// The frame's `type`.
-    pub(super) fn kind(&self) -> Result<&'a str, Fault> {
-        self.slot(Key::Type).and_then(text).ok_or(Fault::NoType)
-    }
-
-    fn required(&self, key: Key) -> Result<&'a [u8], Unfit> {
-        self.slot(key).ok_or(Unfit::Absent)
-    }
-
-    /// Names the request that a fault belongs to.
-    pub(super) fn blame(&self, fault: Fault) -> Malformed<'a> {
-        let text = |key| self.slot(key).and_then(text);
-        Malformed { fault, topic: text(Key::Topic), msg_ref: text(Key::MsgRef) }
-    }
-}
+pub(super) use super::scan::{Fault, Fields, Key, Malformed};
+use crate::msgpack::{Contents, Reader, Token, write};
 
 /// Why a field cannot be read.
 pub(super) enum Unfit {
@@ -171,15 +15,20 @@ pub(super) enum Unfit {
 pub(super) trait Field<'a>: Sized {
     /// What belongs in the field, for the error.
     const EXPECTED: &'static str;
+    /// Whether the value is an application's, which may hold extensions and broken text.
+    const OPAQUE: bool = false;
     /// Reads the field under `key`.
     fn read(fields: &Fields<'a>, key: Key) -> Result<Self, Unfit>;
     /// Writes the value, if there is one to write, after the key.
     fn write(&self, map: &mut MapWriter<'_>, key: Key);
 }
 
+/// How many pairs a map's header of one byte can count.
+pub(super) const MAX_FIELDS: usize = 15;
+
 /// Writes one frame: a map whose pairs are counted while they are written.
 ///
-/// No frame has more than 15 fields, so its header is always one byte.
+/// There are never more than [`MAX_FIELDS`], so the header stays one byte.
 pub(super) struct MapWriter<'o> {
     out: &'o mut Vec<u8>,
     header: usize,
@@ -193,7 +42,6 @@ impl<'o> MapWriter<'o> {
     }
 
     pub(super) fn key(&mut self, key: Key) -> &mut Vec<u8> {
-        debug_assert!(self.out[self.header] < 0x8f, "a frame of more than 15 fields");
         self.out[self.header] += 1;
         write::str(self.out, key.name());
         self.out
@@ -352,8 +200,9 @@ impl<'a> Data<'a> {
 
 impl<'a> Field<'a> for Data<'a> {
     const EXPECTED: &'static str = "a value";
+    const OPAQUE: bool = true;
     fn read(fields: &Fields<'a>, key: Key) -> Result<Self, Unfit> {
-        Ok(Self { bytes: fields.required(key)?, contents: fields.data })
+        Ok(Self { bytes: fields.required(key)?, contents: fields.contents(key) })
     }
     fn write(&self, map: &mut MapWriter<'_>, key: Key) {
         map.key(key).extend_from_slice(self.bytes);
@@ -517,19 +366,12 @@ macro_rules! frames {
 
             impl<'a> $frame<'a> {
                 fn read(fields: &Fields<'a>) -> Result<Self, Fault> {
-                    Ok(Self { $( $field: <$type as Field<'a>>::read(fields, Key::$key).map_err(|unfit| {
-                        let (frame, field) = ($kind, Key::$key.name());
-                        match unfit {
-                            Unfit::Absent => Fault::Missing { frame, field },
-                            Unfit::WrongType => {
-                                Fault::WrongType { frame, field, expected: <$type as Field<'a>>::EXPECTED }
-                            }
-                        }
-                    })?, )* })
+                    Ok(Self { $( $field: fields.field($kind, Key::$key)?, )* })
                 }
 
                 /// Appends the frame's canonical MessagePack.
                 pub fn encode(&self, out: &mut Vec<u8>) {
+                    const { assert!([Key::Type, $(Key::$key),*].len() <= MAX_FIELDS) };
                     let mut map = MapWriter::new(out);
                     $kind.write(&mut map, Key::Type);
                     $( self.$field.write(&mut map, Key::$key); )*
@@ -537,7 +379,7 @@ macro_rules! frames {
 
                 /// The frame's canonical MessagePack.
                 pub fn to_vec(&self) -> Vec<u8> {
-                    let mut out = Vec::new();
+                    let mut out = Vec::with_capacity(128); // most frames but for their data
                     self.encode(&mut out);
                     out
                 }

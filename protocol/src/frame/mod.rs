@@ -5,12 +5,15 @@
 //! fields in the order of their declaration, absent ones left out.
 //!
 //! - [`ClientFrame`]: what clients send, [`ServerFrame`]: what brokers send, each a table of its fields
-//! - `fields`: the keys, the one pass, and how a field of each type is read and written
+//! - `scan`: the keys, and the one pass that finds their values
+//! - `fields`: how a field of each type is read and written
 
 mod client;
 mod fields;
+mod scan;
 mod server;
 
 pub use client::*;
-pub use fields::{Data, Fault, Lenient, Limits, Malformed, Nilable, Position, Qos, Raw, Strings, Version};
+pub use fields::{Data, Lenient, Limits, Nilable, Position, Qos, Raw, Strings, Version};
+pub use scan::{Fault, Malformed};
 pub use server::*;

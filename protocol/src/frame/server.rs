@@ -1,7 +1,7 @@
 //! The frames that brokers send (wire protocol 6, 7, 11 and 12; features 1 to 7).
 
 use super::fields::{
-    Data, Fault, Field, Fields, Key, Limits, Malformed, MapWriter, Nilable, Raw, Unfit, frames,
+    Data, Fault, Field, Fields, Key, Limits, MAX_FIELDS, Malformed, MapWriter, Nilable, Raw, frames,
 };
 
 frames! {
@@ -153,8 +153,8 @@ frames! {
         LobbySubscribed "lobbySubscribed" {
             /// As sent.
             lobby_id: &'a str = LobbyId,
-            /// Rooms, each a map of its actors, as it came.
-            presence: Raw<'a> = Presence,
+            /// Rooms, each a map of its actors and their presence data, as it came.
+            presence: Data<'a> = Presence,
             /// True when it was cut to fit a message.
             truncated: Option<bool> = Truncated,
             /// The request's.
@@ -164,8 +164,8 @@ frames! {
         LobbyPresenceList "lobbyPresenceList" {
             /// As sent.
             lobby_id: &'a str = LobbyId,
-            /// Rooms, each a map of its actors, as it came.
-            presence: Raw<'a> = Presence,
+            /// Rooms, each a map of its actors and their presence data, as it came.
+            presence: Data<'a> = Presence,
             /// True when it was cut to fit a message.
             truncated: Option<bool> = Truncated,
             /// The request's.

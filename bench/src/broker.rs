@@ -1,0 +1,220 @@
+//! What is measured of the broker, in which order and for how long. Things that are compared run in turns, so that a slow
+//! moment of the machine meets both; a figure is the median of its rounds.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tokio::time::sleep;
+
+use crate::load::{self, Audience, Pace, Publisher, Watch, round};
+use crate::process::Process;
+use crate::report::{Figure, Goal, Report};
+use crate::{bare, report};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The broker's program
+    #[arg(long)]
+    broker: PathBuf,
+    /// Fewer and shorter rounds, fewer connections
+    #[arg(long)]
+    quick: bool,
+    /// Where the figures go; the picture and the broker's log are written beside it
+    #[arg(long, value_name = "FILE")]
+    json: PathBuf,
+}
+
+/// How long, how often, how many.
+struct Plan {
+    rounds: usize,
+    paced: Duration,
+    flat_out: Duration,
+    idle_connections: usize,
+}
+
+const FULL: Plan = Plan {
+    rounds: 4,
+    paced: Duration::from_secs(4),
+    flat_out: Duration::from_secs(2),
+    idle_connections: 10_000,
+};
+
+const QUICK: Plan = Plan {
+    rounds: 2,
+    paced: Duration::from_secs(2),
+    flat_out: Duration::from_millis(800),
+    idle_connections: 2_000,
+};
+
+/// Publishes a second of the paced fan-out.
+const RATE: u32 = 45;
+/// Unconfirmed publishes of a publisher that goes flat out.
+const FLAT_OUT: Pace = Pace::InFlight(64);
+/// Other topics, and the connections that share their subscriptions.
+const OTHER_TOPICS: usize = 100_000;
+const BYSTANDERS: usize = 100;
+/// How long connections lie idle before the broker's memory is read.
+const SETTLE: Duration = Duration::from_secs(2);
+
+/// Measures everything and reports it.
+pub(crate) async fn run(args: &Args) -> Result<()> {
+    let plan = if args.quick { QUICK } else { FULL };
+    let bench = Bench { program: args.broker.clone(), log: args.json.with_extension("log"), plan };
+    let mut figures = Vec::new();
+    for (name, measured) in [
+        ("1 → 1,000, paced, against the bare loop", Box::pin(bench.paced()) as Measurement<'_>),
+        ("1 → 1,000 and 1 → 100, flat out", Box::pin(bench.flat_out())),
+        ("1 → 1, flat out", Box::pin(bench.one_to_one())),
+        ("idle connections", Box::pin(bench.idle())),
+        ("other topics", Box::pin(bench.other_topics())),
+    ] {
+        eprintln!("measuring: {name}");
+        let log = bench.log.display();
+        let context = || format!("cannot measure {name} (the broker's log: {log})");
+        figures.extend(measured.await.with_context(context)?);
+    }
+    let report = Report { quick: args.quick, figures };
+    print!("{}", report.table());
+    report::write(&report, &args.json)
+}
+
+type Measurement<'a> = std::pin::Pin<Box<dyn Future<Output = Result<Vec<Figure>>> + 'a>>;
+
+struct Bench {
+    program: PathBuf,
+    log: PathBuf,
+    plan: Plan,
+}
+
+impl Bench {
+    async fn broker(&self, record: bool) -> Result<Process> {
+        Process::broker(&self.program, record, &self.log).await
+    }
+
+    async fn paced(&self) -> Result<Vec<Figure>> {
+        const LISTENERS: usize = 1_000;
+        let broker = self.broker(false).await?;
+        let audience = Audience::new(load::listeners(&broker.address, LISTENERS).await?);
+        let mut publisher = Publisher::connect(&broker.address).await?;
+        // A short round warms both up and yields the bytes that the bare loop writes.
+        round(&broker, &audience, &mut publisher, Pace::Rate(RATE), self.plan.flat_out / 2).await?;
+        let frame = audience.sample().context("no message came")?;
+        let mut bare = bare::start(LISTENERS, &frame).await?;
+        let bare_audience = Audience::new(load::plain(&bare.address, LISTENERS).await?);
+
+        let [mut ours, mut least, mut ratio, mut p50, mut p99] = [const { Vec::new() }; 5];
+        let writes = u64::from(RATE) * self.plan.paced.as_secs();
+        for _ in 0..self.plan.rounds {
+            let watch = Watch::start(&bare, &bare_audience)?;
+            bare.ask(&format!("{RATE} {writes}")).await?;
+            let bare_round = watch.finish(&bare, &bare_audience, writes).await?;
+            let round = round(&broker, &audience, &mut publisher, Pace::Rate(RATE), self.plan.paced).await?;
+            ratio.push(round.cpu_per_delivery() / bare_round.cpu_per_delivery());
+            least.push(bare_round.cpu_per_delivery());
+            ours.push(round.cpu_per_delivery());
+            p50.push(round.latency(50));
+            p99.push(round.latency(99));
+        }
+        let name = |what: &str| format!("1 → 1,000 at 45/s: {what}");
+        Ok(vec![
+            Figure::new(name("CPU per delivery"), "µs", ours)
+                .goal(Goal::at_most(10.2, "0.6 × the best rival, Centrifugo's 17")),
+            Figure::new(name("CPU of the bare loop per write"), "µs", least),
+            Figure::new(name("broker : bare loop"), "×", ratio)
+                .goal(Goal::at_most(1.5, "1.5 × the bare loop; 2 × as a first step")),
+            Figure::new(name("latency, p50"), "ms", p50),
+            Figure::new(name("latency, p99"), "ms", p99)
+                .goal(Goal::at_most(18.9, "0.7 × the best rival, Centrifugo's 27")),
+        ])
+    }
+
+    async fn flat_out(&self) -> Result<Vec<Figure>> {
+        let broker = self.broker(false).await?;
+        let recording = self.broker(true).await?;
+        let thousand = Audience::new(load::listeners(&broker.address, 1_000).await?);
+        let mut publisher = Publisher::connect(&broker.address).await?;
+        let mut to_thousand = Vec::new();
+        for _ in 0..self.plan.rounds {
+            to_thousand.push(self.rate(&broker, &thousand, &mut publisher).await?);
+        }
+        drop(thousand);
+
+        let hundred = Audience::new(load::listeners(&broker.address, 100).await?);
+        let hundred_recorded = Audience::new(load::listeners(&recording.address, 100).await?);
+        let mut recorded_publisher = Publisher::connect(&recording.address).await?;
+        let [mut to_hundred, mut ratio] = [const { Vec::new() }; 2];
+        for _ in 0..self.plan.rounds {
+            let plain = self.rate(&broker, &hundred, &mut publisher).await?;
+            let recorded = self.rate(&recording, &hundred_recorded, &mut recorded_publisher).await?;
+            to_hundred.push(plain);
+            ratio.push(recorded / plain);
+        }
+        Ok(vec![
+            Figure::new("1 → 1,000 flat out: deliveries", "/s", to_thousand)
+                .goal(Goal::at_least(234_000.0, "5 × kraken's 46,800")),
+            Figure::new("1 → 100 flat out: deliveries", "/s", to_hundred)
+                .goal(Goal::at_least(214_800.0, "6 × kraken's 35,800")),
+            Figure::new("1 → 100 flat out: recording on : off", "×", ratio)
+                .goal(Goal::at_least(0.85, "85 %; kraken a fifth")),
+        ])
+    }
+
+    async fn one_to_one(&self) -> Result<Vec<Figure>> {
+        let broker = self.broker(false).await?;
+        let audience = Audience::new(load::listeners(&broker.address, 1).await?);
+        let mut publisher = Publisher::connect(&broker.address).await?;
+        let mut rates = Vec::new();
+        for _ in 0..self.plan.rounds {
+            rates.push(self.rate(&broker, &audience, &mut publisher).await?);
+        }
+        Ok(vec![
+            Figure::new("1 → 1, 64 in flight: messages", "/s", rates)
+                .goal(Goal::at_least(91_200.0, "8 × kraken's 11,400")),
+        ])
+    }
+
+    /// One round flat out, in deliveries a second.
+    async fn rate(&self, broker: &Process, audience: &Audience, publisher: &mut Publisher) -> Result<f64> {
+        Ok(round(broker, audience, publisher, FLAT_OUT, self.plan.flat_out).await?.rate())
+    }
+
+    async fn idle(&self) -> Result<Vec<Figure>> {
+        let count = self.plan.idle_connections;
+        let broker = self.broker(false).await?;
+        let before = broker.memory()?;
+        let connections = load::listeners(&broker.address, count).await?;
+        sleep(SETTLE).await;
+        let each = broker.memory()?.saturating_sub(before) as f64 / 1024.0 / count as f64;
+        drop(connections);
+        Ok(vec![
+            Figure::new(format!("idle connection, subscribed, of {count}: memory"), "KB", vec![each]).goal(
+                Goal::at_most(10.0, "10 KB, 20 as a first step; kraken 25, nats-server 51, Centrifugo 53"),
+            ),
+        ])
+    }
+
+    async fn other_topics(&self) -> Result<Vec<Figure>> {
+        let alone = self.broker(false).await?;
+        let crowded = self.broker(false).await?;
+        let bystanders = load::bystanders(&crowded.address, BYSTANDERS, OTHER_TOPICS / BYSTANDERS).await?;
+        let audience = Audience::new(load::listeners(&alone.address, 1).await?);
+        let crowded_audience = Audience::new(load::listeners(&crowded.address, 1).await?);
+        let mut publisher = Publisher::connect(&alone.address).await?;
+        let mut crowded_publisher = Publisher::connect(&crowded.address).await?;
+        let [mut costs, mut ratio] = [const { Vec::new() }; 2];
+        for _ in 0..self.plan.rounds {
+            let time = self.plan.flat_out;
+            let alone = round(&alone, &audience, &mut publisher, FLAT_OUT, time).await?;
+            let crowded = round(&crowded, &crowded_audience, &mut crowded_publisher, FLAT_OUT, time).await?;
+            costs.push(alone.cpu_per_publish());
+            ratio.push(crowded.cpu_per_publish() / alone.cpu_per_publish());
+        }
+        drop(bystanders);
+        Ok(vec![
+            Figure::new("a publish, 1 topic: CPU", "µs", costs),
+            Figure::new("a publish, 100,000 other topics : 1 topic", "×", ratio)
+                .goal(Goal::at_most(1.5, "1.5 × the cost at 1 topic")),
+        ])
+    }
+}

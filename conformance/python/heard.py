@@ -1,0 +1,46 @@
+"""Waiting for what a client's handlers and callbacks are told."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from nolag import NoLag
+
+# Seconds. Generous, because what it bounds is a test that fails.
+PATIENCE = 20.0
+
+
+class Heard:
+    """A handler that keeps what it is called with, to be awaited call by call."""
+
+    def __init__(self) -> None:
+        """Begin with nothing heard."""
+        self._calls: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
+
+    def __call__(self, *args: Any) -> None:
+        """Be told something."""
+        self._calls.put_nowait(args)
+
+    async def next(self) -> Any:
+        """Wait for the next call; its argument, or all of them if there are several."""
+        args = await asyncio.wait_for(self._calls.get(), PATIENCE)
+        return args[0] if len(args) == 1 else args
+
+    def is_silent(self) -> bool:
+        """Tell whether nothing is left that was not awaited."""
+        return self._calls.empty()
+
+
+async def outcome(method: Callable[..., Awaitable[None]], *args: Any, **options: Any) -> Any:
+    """Call a method that takes a callback; what the callback is told: None, or the error."""
+    heard = Heard()
+    await method(*args, callback=heard, **options)
+    return await heard.next()
+
+
+async def settle(client: NoLag) -> None:
+    """Wait until the broker has handled everything that the client has sent.
+
+    It handles the frames of a connection in order, so the confirmation of a publish tells.
+    """
+    assert await outcome(client.emit, "demo/general/settle", None) is None

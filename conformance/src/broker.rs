@@ -1,0 +1,230 @@
+//! Starting and stopping the broker under test, with the settings and the token file that a statement needs.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value as Json, json};
+use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
+use tokio::process::{Child, Command};
+
+use crate::client::{Client, patiently, unique};
+use crate::http::Address;
+use crate::observed::Observed;
+
+/// Variables that would reach the broker from our own environment and change what it does (wire protocol 25).
+const SETTINGS: &[&str] = &[
+    "AUTH_ALLOW_ALL", "AUTH_BACKEND", "AUTH_CACHE_TTL_MS", "AUTH_FILE", "AUTH_HTTP_URL", "BACKEND_SECRET", "BIND_ADDRESS",
+    "BROKER_BACKEND", "CONTROL_BACKEND", "CONTROL_HTTP_URL", "INTERNAL_SECRET", "LOG_FORMAT", "LOG_LEVEL",
+    "MAX_MESSAGE_SIZE", "MAX_OUTBOUND_BYTES", "METRICS", "METRICS_TOKEN", "MQTT_PORT", "NOLAG_COMPAT", "NOLAG_FEATURES",
+    "PUBLISH_RATE_LIMIT", "RECORD_MESSAGES", "RETAIN_MAX", "RETAIN_TTL_SECONDS", "REVALIDATION_INTERVAL_MS",
+    "SHUTDOWN_GRACE_MS", "STORE_BACKEND", "STORE_MAX_MESSAGES", "STORE_PATH", "STORE_TTL_SECONDS", "WS_IDLE_TIMEOUT_MS",
+    "WS_PORT",
+];
+
+/// How the broker is started: the words of `--broker`.
+#[derive(Debug, Clone)]
+pub(crate) struct BrokerCommand {
+    program: PathBuf,
+    arguments: Vec<String>,
+}
+
+impl BrokerCommand {
+    /// Takes a path as it is, and splits anything else at white space.
+    pub(crate) fn parse(words: &str) -> Result<Self> {
+        let (program, arguments) = if Path::new(words).is_file() {
+            (words, Vec::new())
+        } else {
+            let mut words = words.split_whitespace();
+            (words.next().context("--broker names no program")?, words.map(str::to_owned).collect())
+        };
+        // The broker runs in a directory of its own, where a relative path would lead elsewhere.
+        let program = if program.contains('/') {
+            Path::new(program).canonicalize().with_context(|| format!("--broker {program}"))?
+        } else {
+            PathBuf::from(program)
+        };
+        Ok(Self { program, arguments })
+    }
+}
+
+/// Settings and tokens of one broker process.
+#[derive(Debug, Clone)]
+pub(crate) struct Launch {
+    settings: BTreeMap<String, String>,
+    tokens: Option<Json>,
+}
+
+impl Launch {
+    /// With these entries in the token file.
+    pub(crate) fn tokens(tokens: Json) -> Self {
+        Self { settings: BTreeMap::new(), tokens: Some(tokens) }
+    }
+
+    /// With the demo tokens of wire protocol 21.1, from a file.
+    pub(crate) fn demo() -> Self {
+        Self::tokens(json!({ "dev-token-alice": demo("alice"), "dev-token-bob": demo("bob") }))
+    }
+
+    /// Without a token file.
+    pub(crate) fn without_tokens() -> Self {
+        Self { settings: BTreeMap::new(), tokens: None }
+    }
+
+    /// With this variable set.
+    pub(crate) fn set(mut self, name: &str, value: impl ToString) -> Self {
+        self.settings.insert(name.to_owned(), value.to_string());
+        self
+    }
+}
+
+fn demo(actor: &str) -> Json {
+    json!({
+        "actorTokenId": actor, "actorType": "user", "projectId": "demo-project", "organizationId": "demo-org",
+        "appId": "demo-app", "appName": "demo",
+        "allowedTopics": [
+            {"pattern": "demo/general/#", "permission": "pubSub", "room_id": "room-general", "room_slug": "general"},
+        ],
+        "allowedLobbies": [
+            {"lobby_slug": "lounge", "lobby_id": "lobby-lounge"}, {"lobby_slug": "online", "lobby_id": "lobby-online"},
+        ],
+    })
+}
+
+/// An entry of the token file: an actor of the project `p` with these rules.
+pub(crate) fn actor(name: &str, rules: Json) -> Json {
+    json!({"actorTokenId": name, "projectId": "p", "allowedTopics": rules})
+}
+
+/// A running broker of our own. Dropping it kills the process and removes its directory.
+pub(crate) struct Broker {
+    /// Where it listens.
+    pub(crate) address: Address,
+    observed: Arc<Observed>,
+    child: Child,
+    folder: PathBuf,
+    output: Arc<Mutex<String>>,
+}
+
+impl Broker {
+    /// Starts one on a free port and waits until it listens.
+    pub(crate) async fn start(
+        command: &BrokerCommand,
+        profile: &str,
+        launch: Launch,
+        observed: Arc<Observed>,
+    ) -> Result<Self> {
+        let folder = std::env::temp_dir().join(format!("nolag-conformance-{}-{}", std::process::id(), unique()));
+        std::fs::create_dir_all(&folder)?;
+        let file = folder.join("tokens.json");
+        let mut process = Command::new(&command.program);
+        process.args(&command.arguments).current_dir(&folder);
+        for name in SETTINGS {
+            process.env_remove(name);
+        }
+        process.env("NOLAG_COMPAT", profile).env("WS_PORT", "0").env("BIND_ADDRESS", "127.0.0.1").env("MQTT_PORT", "off");
+        if let Some(tokens) = &launch.tokens {
+            write_tokens(&file, tokens)?;
+            process.env("AUTH_FILE", &file);
+        }
+        process.envs(&launch.settings);
+        process.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        let mut child = process.spawn().with_context(|| format!("starting {}", command.program.display()))?;
+
+        let output = Arc::new(Mutex::new(String::new()));
+        if let Some(stderr) = child.stderr.take() {
+            tokio::spawn(keep(BufReader::new(stderr), output.clone()));
+        }
+        let mut stdout = BufReader::new(child.stdout.take().context("no standard output")?);
+        let mut line = String::new();
+        let read = patiently("first line on the broker's standard output", stdout.read_line(&mut line)).await;
+        tokio::spawn(keep(stdout, output.clone()));
+        let address = match (read, line.trim().strip_prefix("listening on ")) {
+            (Ok(Ok(_)), Some(url)) => Address::parse(url)?,
+            _ => {
+                let _ = child.kill().await;
+                let said = output.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                let _ = std::fs::remove_dir_all(&folder);
+                bail!("the broker did not start; its first line was `{}`, and it said: {said}", line.trim());
+            }
+        };
+        Ok(Self { address, observed, child, folder, output })
+    }
+
+    /// A connection that is not authenticated.
+    pub(crate) async fn open(&self) -> Result<Client> {
+        Client::open(&self.address, self.observed.clone()).await
+    }
+
+    /// A connection authenticated for protocol version 2.
+    pub(crate) async fn connect(&self, token: &str) -> Result<Client> {
+        self.open().await?.authenticated(token).await
+    }
+
+    /// Replaces the entries of the token file, in one step.
+    pub(crate) fn rewrite(&self, tokens: &Json) -> Result<()> {
+        write_tokens(&self.folder.join("tokens.json"), tokens)
+    }
+
+    /// Replaces the token file by a text that is no JSON.
+    pub(crate) fn break_tokens(&self) -> Result<()> {
+        write_file(&self.folder.join("tokens.json"), "{ \"tokens\": { \"half\": ")
+    }
+
+    /// What it wrote on standard error, and on standard output after the first line.
+    pub(crate) fn output(&self) -> String {
+        self.output.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Fails when the process is gone.
+    pub(crate) fn alive(&mut self) -> Result<()> {
+        let ended = self.child.try_wait()?;
+        ensure!(ended.is_none(), "the broker ended ({ended:?}): {}", self.output());
+        Ok(())
+    }
+
+    /// Sends SIGTERM.
+    pub(crate) async fn terminate(&self) -> Result<()> {
+        let id = self.child.id().context("the broker ended already")?;
+        let status = Command::new("kill").args(["-TERM", &id.to_string()]).status().await?;
+        ensure!(status.success(), "kill -TERM failed");
+        Ok(())
+    }
+
+    /// Waits for the process to end.
+    pub(crate) async fn ended(&mut self) -> Result<ExitStatus> {
+        Ok(patiently("end of the broker's process", self.child.wait()).await??)
+    }
+}
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        // A failure leaves files in the temporary directory, and nothing else.
+        let _ = self.child.start_kill();
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+fn write_tokens(file: &Path, tokens: &Json) -> Result<()> {
+    write_file(file, &json!({ "tokens": tokens }).to_string())
+}
+
+/// Replaces the file in one step, so that the broker never reads half of it.
+fn write_file(file: &Path, text: &str) -> Result<()> {
+    let new = file.with_extension("new");
+    std::fs::write(&new, text)?;
+    std::fs::rename(&new, file)?;
+    Ok(())
+}
+
+/// Keeps what a stream says, so that the broker never blocks on a full pipe.
+async fn keep(stream: impl AsyncRead + Unpin, output: Arc<Mutex<String>>) {
+    let mut stream = BufReader::new(stream);
+    let mut line = Vec::new();
+    while let Ok(1..) = stream.read_until(b'\n', &mut line).await {
+        output.lock().unwrap_or_else(PoisonError::into_inner).push_str(&String::from_utf8_lossy(&line));
+        line.clear();
+    }
+}

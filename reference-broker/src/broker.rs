@@ -1,0 +1,134 @@
+//! The broker: what all connections share.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures_util::{Sink, Stream};
+use nolag_protocol::codes;
+use nolag_protocol::frame::Disconnect;
+use parking_lot::Mutex;
+use tokio_tungstenite::tungstenite::{Error as SocketError, Message};
+use tokio_util::task::TaskTracker;
+
+use crate::auth::{Auth, Cache};
+use crate::clock::Clock;
+use crate::config::{Profile, Settings};
+use crate::connection::{self, Close, ConnectionId, Outgoing};
+use crate::hub::Hub;
+use crate::metrics::Metrics;
+use crate::organizations::Organizations;
+use crate::presence::Presence;
+
+/// A running broker. It owns every connection's task and ends them in [`Broker::shutdown`].
+pub struct Broker {
+    pub(crate) settings: Settings,
+    pub(crate) clock: Clock,
+    pub(crate) auth: Cache,
+    pub(crate) hub: Hub,
+    pub(crate) presence: Presence,
+    pub(crate) organizations: Arc<Organizations>,
+    pub(crate) metrics: Metrics,
+    connections: Mutex<HashMap<ConnectionId, Arc<Outgoing>>>,
+    next_id: AtomicU64,
+    draining: AtomicBool,
+    tasks: TaskTracker,
+}
+
+impl Broker {
+    /// A broker with these settings that asks `auth` about tokens.
+    pub fn new(settings: Settings, auth: Arc<dyn Auth>, clock: Clock) -> Arc<Self> {
+        Arc::new(Self {
+            auth: Cache::new(auth, settings.auth_cache_ttl),
+            hub: Hub::new(&settings),
+            presence: Presence::default(),
+            organizations: Arc::default(),
+            metrics: Metrics::default(),
+            connections: Mutex::default(),
+            next_id: AtomicU64::new(1),
+            draining: AtomicBool::new(false),
+            tasks: TaskTracker::new(),
+            clock,
+            settings,
+        })
+    }
+
+    /// Serves a connection until it ends. The future may be dropped, which loses the connection.
+    pub async fn serve<S>(self: &Arc<Self>, socket: S)
+    where
+        S: Stream<Item = Result<Message, SocketError>> + Sink<Message, Error = SocketError> + Unpin,
+    {
+        connection::run(self.clone(), socket).await;
+    }
+
+    /// Runs a task that [`Broker::shutdown`] waits for.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn(task);
+    }
+
+    /// How many connections there are, authenticated or not.
+    pub fn connections(&self) -> usize {
+        self.connections.lock().len()
+    }
+
+    /// How many tasks of connections have not ended yet.
+    pub fn tasks(&self) -> usize {
+        self.tasks.len()
+    }
+
+    /// Whether [`Broker::shutdown`] was called.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    /// Tells every connection that the broker goes, with its returns spread over time, and closes them; gives up
+    /// on the rest after the grace time (X-17, features 7).
+    pub async fn shutdown(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+        {
+            let connections = self.connections.lock();
+            let count = connections.len() as u64;
+            let window = spread(count);
+            for (index, outgoing) in (0_u64..).zip(connections.values()) {
+                let retry_after_ms = Some(window * index / count);
+                outgoing.close(Close { retry_after_ms, ..codes::DRAINING.into() });
+            }
+        }
+        self.tasks.close();
+        let _ = tokio::time::timeout(self.settings.shutdown_grace, self.tasks.wait()).await;
+    }
+
+    pub(crate) fn register(&self) -> Arc<Outgoing> {
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let outgoing = Arc::new(Outgoing::new(id, self.settings.max_outbound_bytes));
+        let mut connections = self.connections.lock();
+        connections.insert(id, outgoing.clone());
+        // Looked at under the lock, so that no connection slips in behind the one pass of `shutdown`.
+        if self.is_draining() {
+            outgoing.close(codes::DRAINING.into());
+        }
+        outgoing
+    }
+
+    pub(crate) fn unregister(&self, outgoing: &Outgoing) {
+        self.connections.lock().remove(&outgoing.id());
+        self.metrics.dropped(outgoing.dropped());
+    }
+
+    /// The `disconnect` frame that goes before a close of our own.
+    pub(crate) fn farewell(&self, close: &Close) -> Option<Vec<u8>> {
+        let announced = close.code >= 4000 || close.code == codes::DRAINING.code;
+        // The end of a token is announced by kraken too (C-037).
+        let kraken_does = close.code == codes::EXPIRED.code;
+        (announced && (self.settings.profile == Profile::Extended || kraken_does))
+            .then(|| Disconnect { reason: &close.reason, retry_after_ms: close.retry_after_ms }.to_vec())
+    }
+}
+
+/// Over how many ms the returns of so many clients are spread: none for one, 5 s from 5,000 on.
+fn spread(connections: u64) -> u64 {
+    const LONGEST: Duration = Duration::from_secs(5);
+    let longest = u64::try_from(LONGEST.as_millis()).unwrap_or(u64::MAX);
+    connections.min(longest)
+}

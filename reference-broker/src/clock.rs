@@ -1,0 +1,49 @@
+//! The wall clock, in one place.
+//!
+//! Time-outs and lifetimes use tokio's monotonic clock. What is told to clients or compared with a date in
+//! authorization data (timestamps, `joinedAt`, token expiry, the second of the rate limit) comes from here.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::time::Instant;
+
+/// Where the wall-clock time comes from.
+#[derive(Debug, Clone)]
+pub enum Clock {
+    /// The system's.
+    System,
+    /// A date that moves with tokio's clock, so that a test on a paused clock moves both.
+    Tokio {
+        /// The date at `from`.
+        date: SystemTime,
+        /// A moment of tokio's clock.
+        from: Instant,
+    },
+}
+
+impl Clock {
+    /// A clock that shows the present now and then moves with tokio's.
+    pub fn follow_tokio() -> Self {
+        Self::Tokio { date: SystemTime::now(), from: Instant::now() }
+    }
+
+    /// Time since 1970.
+    pub fn now(&self) -> Duration {
+        let date = match self {
+            Self::System => SystemTime::now(),
+            Self::Tokio { date, from } => *date + from.elapsed(),
+        };
+        date.duration_since(UNIX_EPOCH).unwrap_or_default()
+    }
+
+    /// Milliseconds since 1970.
+    #[allow(clippy::cast_possible_truncation)] // for another 500 million years
+    pub fn millis(&self) -> u64 {
+        self.now().as_millis() as u64
+    }
+
+    /// Whole seconds since 1970.
+    pub fn seconds(&self) -> u64 {
+        self.now().as_secs()
+    }
+}

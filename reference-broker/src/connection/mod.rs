@@ -1,0 +1,196 @@
+//! One connection's life, from the first frame to the close.
+//!
+//! A connection is any stream and sink of WebSocket messages. Its one task runs three things beside each
+//! other, none waiting for another: reading (frames go to the [`session`]), writing (what the [`outgoing`]
+//! queue holds, all that is ready in one flush) and watching for somebody who wants the connection closed.
+//!
+//! - [`session`]: what each frame does; knows no socket
+//! - [`outgoing`]: the bounded queue that everybody pushes to
+
+pub(crate) mod outgoing;
+mod requests;
+mod session;
+
+use std::collections::VecDeque;
+use std::future::{pending, poll_fn};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{Sink, SinkExt as _, Stream, StreamExt as _};
+use nolag_protocol::codes;
+use nolag_protocol::frame::ServerFrame;
+use tokio::time::{Instant, sleep_until, timeout};
+use tokio_tungstenite::tungstenite::protocol::CloseFrame;
+use tokio_tungstenite::tungstenite::{Error as SocketError, Message};
+
+pub(crate) use outgoing::{Close, ConnectionId, Outgoing};
+
+use crate::broker::Broker;
+use session::Session;
+
+/// How long a peer has to take what is left and to answer a close.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Why a connection ends.
+enum Ending {
+    /// The broker closes it.
+    Close(Close),
+    /// The peer sent a close; the framing layer has its answer ready.
+    PeerClosed,
+    /// The transport failed or ended.
+    Lost,
+}
+
+/// Runs a connection until it has ended; the broker forgets it then.
+pub(crate) async fn run<S>(broker: Arc<Broker>, socket: S)
+where
+    S: Stream<Item = Result<Message, SocketError>> + Sink<Message, Error = SocketError> + Unpin,
+{
+    let outgoing = broker.register();
+    let mut session = Session::new(broker.clone(), outgoing.clone());
+    let (sink, mut stream) = socket.split();
+    let mut writer = Writer { sink, outgoing: &outgoing, broker: &broker, batch: VecDeque::new() };
+
+    let ending = tokio::select! {
+        biased;
+        ending = read(&mut stream, &mut session, &outgoing) => ending,
+        ending = writer.run() => ending,
+        close = poll_fn(|context| outgoing.poll_closing(context)) => Ending::Close(close),
+    };
+    // Nothing more reaches this connection from here on, and whoever watches it learns that it has gone.
+    drop(session);
+    // A peer that neither takes nor answers anything is left behind.
+    let _ = timeout(CLOSE_TIMEOUT, async {
+        match ending {
+            Ending::Close(close) => writer.close(close, &mut stream).await,
+            Ending::PeerClosed => writer.sink.close().await.unwrap_or_default(),
+            Ending::Lost => {}
+        }
+    })
+    .await;
+    broker.unregister(&outgoing);
+}
+
+/// Reads and handles frames, answers of the authorization service, and what is due.
+async fn read<S>(stream: &mut S, session: &mut Session, outgoing: &Outgoing) -> Ending
+where
+    S: Stream<Item = Result<Message, SocketError>> + Unpin,
+{
+    let mut due = pin!(sleep_until(Instant::now()));
+    loop {
+        if outgoing.is_closing() {
+            // The closing branch of `run` takes over.
+            return pending().await;
+        }
+        let deadline = session.deadline();
+        if due.deadline() != deadline {
+            due.as_mut().reset(deadline);
+        }
+        tokio::select! {
+            biased;
+            () = session.answer() => {}
+            () = due.as_mut() => session.due(),
+            // While an `auth` waits for its answer, later frames wait behind it.
+            message = stream.next(), if !session.awaits_answer() => match message {
+                Some(Ok(Message::Binary(frame))) => session.binary(&frame),
+                Some(Ok(Message::Text(text))) => session.text(&text),
+                Some(Ok(Message::Close(_))) => return Ending::PeerClosed,
+                Some(Ok(_)) => session.heard(),
+                Some(Err(error)) => return ending_of(&error),
+                None => return Ending::Lost,
+            },
+        }
+    }
+}
+
+fn ending_of(error: &SocketError) -> Ending {
+    let close = match error {
+        SocketError::Capacity(_) => codes::MESSAGE_TOO_BIG,
+        SocketError::Utf8(_) => codes::INVALID_TEXT,
+        SocketError::Protocol(
+            tokio_tungstenite::tungstenite::error::ProtocolError::ResetWithoutClosingHandshake,
+        ) => return Ending::Lost,
+        SocketError::Protocol(_) => codes::PROTOCOL_ERROR,
+        _ => return Ending::Lost,
+    };
+    Ending::Close(close.into())
+}
+
+struct Writer<'c, K> {
+    sink: K,
+    outgoing: &'c Outgoing,
+    broker: &'c Broker,
+    /// Taken from the queue, not yet given to the socket.
+    batch: VecDeque<Bytes>,
+}
+
+impl<K: Sink<Message, Error = SocketError> + Unpin> Writer<'_, K> {
+    /// Writes what is queued until a close is asked for or the socket fails. It may be dropped and started
+    /// again at any await without losing a frame.
+    async fn run(&mut self) -> Ending {
+        loop {
+            match self.write_ready().await {
+                Ok(None) => {}
+                Ok(Some(close)) => return Ending::Close(close),
+                Err(_) => return Ending::Lost,
+            }
+        }
+    }
+
+    /// Waits for frames and hands over all that are there, flushing when no more are.
+    async fn write_ready(&mut self) -> Result<Option<Close>, SocketError> {
+        const KEPT_CAPACITY: usize = 64;
+        if self.batch.is_empty() {
+            if self.batch.capacity() > KEPT_CAPACITY {
+                self.batch = VecDeque::new();
+            }
+            let (outgoing, batch) = (self.outgoing, &mut self.batch);
+            if let Some(close) = poll_fn(|context| outgoing.poll_take(batch, context)).await {
+                return Ok(Some(close));
+            }
+        }
+        let mut bytes = 0;
+        while !self.batch.is_empty() {
+            poll_fn(|context| Pin::new(&mut self.sink).poll_ready(context)).await?;
+            if let Some(frame) = self.batch.pop_front() {
+                bytes += frame.len();
+                self.outgoing.sent(frame.len());
+                Pin::new(&mut self.sink).start_send(Message::Binary(frame))?;
+            }
+        }
+        self.broker.metrics.bytes_out.inc_by(bytes as u64);
+        if self.outgoing.is_empty() {
+            self.sink.flush().await?;
+        }
+        Ok(None)
+    }
+
+    /// Writes what is left and the close, and waits for the peer's.
+    async fn close<S>(&mut self, close: Close, stream: &mut S)
+    where
+        S: Stream<Item = Result<Message, SocketError>> + Unpin,
+    {
+        if close.code == codes::SLOW_CONSUMER.code {
+            // What it did not take it will not be given: it asks again when it comes back.
+            self.batch.clear();
+        }
+        while let Ok(None) = self.write_ready().await {}
+        let farewell = self.broker.farewell(&close).map(|frame| Message::Binary(frame.into()));
+        let frame = CloseFrame { code: close.code.into(), reason: close.reason.into() };
+        for message in farewell.into_iter().chain([Message::Close(Some(frame))]) {
+            if self.sink.feed(message).await.is_err() {
+                return;
+            }
+        }
+        if self.sink.flush().await.is_ok() {
+            while let Some(Ok(_)) = stream.next().await {}
+        }
+    }
+}
+
+/// The canonical bytes of a frame.
+pub(crate) fn encoded<'a>(frame: impl Into<ServerFrame<'a>>) -> Bytes {
+    frame.into().to_vec().into()
+}

@@ -1,0 +1,147 @@
+//! What waits to be written to one connection.
+//!
+//! Anybody may push: the connection's own replies, and other connections' publishes and presence. The
+//! connection's writer takes all that is there at once. The backlog is bounded in bytes; a consumer that
+//! passes the bound is closed, its backlog dropped and counted, and nobody waits for it.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use futures_util::task::AtomicWaker;
+use nolag_protocol::codes;
+use parking_lot::Mutex;
+
+/// Names a connection within this process.
+pub(crate) type ConnectionId = u64;
+
+/// What a queued frame costs beyond its bytes.
+const FRAME_OVERHEAD: usize = size_of::<Bytes>();
+
+/// Why and how the broker ends a connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Close {
+    /// The WebSocket close code.
+    pub(crate) code: u16,
+    /// The close reason, and that of the `disconnect` frame before it.
+    pub(crate) reason: String,
+    /// A lower bound on the client's next attempt, in ms.
+    pub(crate) retry_after_ms: Option<u64>,
+}
+
+impl From<codes::CloseCode> for Close {
+    fn from(close: codes::CloseCode) -> Self {
+        Self { code: close.code, reason: close.reason.to_owned(), retry_after_ms: None }
+    }
+}
+
+/// The sending side of one connection, shared by all that send to it.
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    id: ConnectionId,
+    max_bytes: usize,
+    /// Bytes queued or taken by the writer and not yet written.
+    bytes: AtomicUsize,
+    queue: Mutex<Queue>,
+    writer: AtomicWaker,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    frames: VecDeque<Bytes>,
+    close: Option<Close>,
+    /// How many frames were thrown away because of a close.
+    dropped: u64,
+}
+
+impl Outgoing {
+    /// A queue for at most `max_bytes` of backlog.
+    pub(crate) fn new(id: ConnectionId, max_bytes: usize) -> Self {
+        Self {
+            id,
+            max_bytes,
+            bytes: AtomicUsize::new(0),
+            queue: Mutex::default(),
+            writer: AtomicWaker::new(),
+        }
+    }
+
+    /// The connection it belongs to.
+    pub(crate) fn id(&self) -> ConnectionId {
+        self.id
+    }
+
+    /// Queues a frame. It is dropped when the connection is being closed, and closes it when the backlog
+    /// passes the bound.
+    pub(crate) fn push(&self, frame: Bytes) {
+        let cost = frame.len() + FRAME_OVERHEAD;
+        let mut queue = self.queue.lock();
+        if queue.close.is_some() {
+            queue.dropped += 1;
+            return;
+        }
+        if self.bytes.fetch_add(cost, Ordering::Relaxed) + cost > self.max_bytes {
+            queue.dropped += queue.frames.len() as u64 + 1;
+            queue.frames = VecDeque::new();
+            queue.close = Some(codes::SLOW_CONSUMER.into());
+            drop(queue);
+            self.writer.wake();
+            return;
+        }
+        let first = queue.frames.is_empty();
+        queue.frames.push_back(frame);
+        drop(queue);
+        if first {
+            self.writer.wake();
+        }
+    }
+
+    /// Ends the connection once what is queued has been written; the first reason counts.
+    pub(crate) fn close(&self, close: Close) {
+        self.queue.lock().close.get_or_insert(close);
+        self.writer.wake();
+    }
+
+    /// How many frames were thrown away because of a close.
+    pub(crate) fn dropped(&self) -> u64 {
+        self.queue.lock().dropped
+    }
+
+    /// The writer's side: moves all queued frames into `batch`, which is empty. Ready when there is one, or with
+    /// the close when there is none left.
+    pub(super) fn poll_take(
+        &self,
+        batch: &mut VecDeque<Bytes>,
+        context: &Context<'_>,
+    ) -> Poll<Option<Close>> {
+        self.writer.register(context.waker());
+        let mut queue = self.queue.lock();
+        if !queue.frames.is_empty() {
+            std::mem::swap(&mut queue.frames, batch);
+            return Poll::Ready(None);
+        }
+        queue.close.clone().map_or(Poll::Pending, |close| Poll::Ready(Some(close)))
+    }
+
+    /// Whether a frame is waiting.
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.lock().frames.is_empty()
+    }
+
+    /// A frame of this length was handed to the socket.
+    pub(super) fn sent(&self, len: usize) {
+        self.bytes.fetch_sub(len + FRAME_OVERHEAD, Ordering::Relaxed);
+    }
+
+    /// Ready with the close once somebody asked for one, whatever is still queued.
+    pub(super) fn poll_closing(&self, context: &Context<'_>) -> Poll<Close> {
+        self.writer.register(context.waker());
+        self.queue.lock().close.clone().map_or(Poll::Pending, Poll::Ready)
+    }
+
+    /// Whether somebody asked for a close.
+    pub(super) fn is_closing(&self) -> bool {
+        self.queue.lock().close.is_some()
+    }
+}

@@ -1,0 +1,507 @@
+//! What each frame of a connection does. Knows no socket: it is given frames, told the time by tokio's clock, and
+//! answers through the outgoing queue.
+//!
+//! Frames are handled in order. Only `auth` and `reauth` take time, since they may ask a backend: while one waits
+//! nothing more is read. A revalidation runs beside.
+
+use std::collections::HashMap;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use nolag_protocol::codes::{self, ErrorCode};
+use nolag_protocol::frame::{
+    Auth, AuthReply, ClientFrame, ErrorReply, Fault, Lenient, Malformed, Nilable, ReauthReply,
+};
+use nolag_protocol::{PROTOCOL_VERSION, json};
+use prometheus_client::metrics::gauge::Gauge;
+use tokio::time::Instant;
+
+use super::outgoing::{Close, Outgoing};
+use super::{encoded, requests};
+use crate::auth::{Identity, Refusal, Revalidation, redacted};
+use crate::broker::Broker;
+use crate::config::Profile;
+use crate::hub::Subscription;
+use crate::metrics::State as Proven;
+use crate::organizations::Seat;
+use crate::presence::{RoomKey, Watch};
+
+/// After so many refused tokens a connection is closed.
+const MAX_AUTH_FAILURES: u32 = 5;
+
+/// What a connection is to the broker.
+pub(super) struct Session {
+    pub(super) broker: Arc<Broker>,
+    pub(super) outgoing: Arc<Outgoing>,
+    state: State,
+    /// When anything last arrived.
+    heard: Instant,
+    /// When to look again at what may be due.
+    check_at: Instant,
+    /// An `auth` or `reauth` at the backend.
+    waiting: Option<BoxFuture<'static, Answer>>,
+    revalidating: Option<BoxFuture<'static, Revalidation>>,
+    /// Counted in the metrics as long as it lives.
+    counted: Gauge,
+}
+
+enum State {
+    Fresh { failures: u32 },
+    Live(Box<Live>),
+}
+
+/// An authenticated connection.
+pub(super) struct Live {
+    pub(super) identity: Arc<Identity>,
+    pub(super) actor: Arc<str>,
+    /// The negotiated protocol version.
+    pub(super) version: u64,
+    pub(super) limits: requests::Limits,
+    pub(super) subscriptions: HashMap<Arc<str>, Subscription>,
+    /// The room it is present in.
+    pub(super) room: Option<RoomKey>,
+    /// The lobbies it watches, by slug.
+    pub(super) lobbies: HashMap<Arc<str>, Vec<Watch>>,
+    validated: Instant,
+    /// When to ask the backend again, heartbeat or not.
+    revalidate_at: Instant,
+    seat: Seat,
+}
+
+/// What came of asking about a token.
+enum Answer {
+    Auth { version: u64, result: Result<Arc<Identity>, Refusal> },
+    Reauth(Result<Arc<Identity>, Refusal>),
+}
+
+/// What an `error` frame says beside its code.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Context<'a> {
+    pub(super) topic: Option<&'a str>,
+    pub(super) room_id: Option<&'a str>,
+    pub(super) lobby_id: Option<&'a str>,
+    pub(super) hint: Option<&'a str>,
+    pub(super) detail: Option<&'a str>,
+    pub(super) max_size_bytes: Option<u64>,
+    pub(super) msg_ref: Option<&'a str>,
+}
+
+impl Session {
+    pub(super) fn new(broker: Arc<Broker>, outgoing: Arc<Outgoing>) -> Self {
+        let now = Instant::now();
+        let counted = broker.metrics.connections(Proven::unauthenticated);
+        counted.inc();
+        Self {
+            check_at: now + broker.settings.idle_timeout,
+            broker,
+            outgoing,
+            state: State::Fresh { failures: 0 },
+            heard: now,
+            waiting: None,
+            revalidating: None,
+            counted,
+        }
+    }
+
+    pub(super) fn extended(&self) -> bool {
+        self.broker.settings.profile == Profile::Extended
+    }
+
+    /// When [`Session::due`] has something to do, if nothing happens before.
+    pub(super) fn deadline(&self) -> Instant {
+        self.check_at
+    }
+
+    /// Whether a backend has to answer before the next frame can be handled.
+    pub(super) fn awaits_answer(&self) -> bool {
+        self.waiting.is_some()
+    }
+
+    /// Waits for a backend and acts on what it says. May be dropped and called again.
+    pub(super) async fn answer(&mut self) {
+        enum Said {
+            Answer(Answer),
+            Revalidation(Revalidation),
+        }
+        let said = poll_fn(|context| {
+            if let Some(Poll::Ready(answer)) =
+                self.waiting.as_mut().map(|future| future.as_mut().poll(context))
+            {
+                self.waiting = None;
+                return Poll::Ready(Said::Answer(answer));
+            }
+            if let Some(Poll::Ready(said)) =
+                self.revalidating.as_mut().map(|future| future.as_mut().poll(context))
+            {
+                self.revalidating = None;
+                return Poll::Ready(Said::Revalidation(said));
+            }
+            Poll::Pending
+        });
+        match said.await {
+            Said::Answer(Answer::Auth { version, result }) => self.authenticated(version, result),
+            Said::Answer(Answer::Reauth(result)) => self.reauthenticated(result),
+            Said::Revalidation(said) => self.revalidated(said),
+        }
+    }
+
+    /// Anything arrived, a ping or pong too.
+    pub(super) fn heard(&mut self) {
+        self.heard = Instant::now();
+    }
+
+    /// A binary message: a heartbeat if it is empty, else a frame.
+    pub(super) fn binary(&mut self, message: &Bytes) {
+        self.heard();
+        self.broker.metrics.bytes_in.inc_by(message.len() as u64);
+        if message.is_empty() { self.heartbeat() } else { self.frame(message) }
+    }
+
+    /// A text message: a frame as JSON.
+    pub(super) fn text(&mut self, message: &str) {
+        self.heard();
+        self.broker.metrics.bytes_in.inc_by(message.len() as u64);
+        match json::to_msgpack(message) {
+            Ok(None) => {}
+            Ok(Some(frame)) => self.frame(&frame),
+            Err(fault) => self.malformed(&fault.into()),
+        }
+    }
+
+    /// What time brings: the idle close, the end of a token, a revalidation.
+    pub(super) fn due(&mut self) {
+        let now = Instant::now();
+        if now >= self.heard + self.broker.settings.idle_timeout {
+            self.outgoing.close(codes::IDLE_TIMEOUT.into());
+            return;
+        }
+        if self.is_expired() {
+            self.outgoing.close(codes::EXPIRED.into());
+            return;
+        }
+        if let State::Live(live) = &self.state
+            && now >= live.revalidate_at
+        {
+            self.revalidate();
+        }
+        self.schedule();
+    }
+
+    /// Sets when to look again.
+    fn schedule(&mut self) {
+        let mut at = self.heard + self.broker.settings.idle_timeout;
+        if let State::Live(live) = &self.state {
+            at = at.min(live.revalidate_at);
+            if let Some(end) = live.identity.expires_at {
+                at =
+                    at.min(Instant::now() + Duration::from_secs(end).saturating_sub(self.broker.clock.now()));
+            }
+        }
+        self.check_at = at;
+    }
+
+    fn is_expired(&self) -> bool {
+        matches!(&self.state, State::Live(live) if live.identity.is_expired(self.broker.clock.seconds()))
+    }
+
+    fn heartbeat(&mut self) {
+        let State::Live(live) = &self.state else { return };
+        let revalidate = live.validated.elapsed() >= self.broker.settings.revalidation_interval;
+        if self.is_expired() {
+            self.outgoing.close(codes::EXPIRED.into());
+            return;
+        }
+        self.outgoing.push(Bytes::new());
+        if revalidate {
+            self.revalidate();
+        }
+    }
+
+    fn frame(&mut self, bytes: &[u8]) {
+        let frame = match ClientFrame::decode(bytes) {
+            Ok(frame) => frame,
+            Err(malformed) => return self.malformed(&malformed),
+        };
+        self.broker.metrics.frame("in", known_kind(&frame));
+        match (&self.state, frame) {
+            (_, ClientFrame::Auth(auth)) => self.auth(&auth),
+            (State::Fresh { .. }, _) => self.error(codes::NOT_AUTHENTICATED, Context::default()),
+            (State::Live(_), ClientFrame::Reauth(reauth)) => self.reauth(reauth.token.to_owned()),
+            (State::Live(_), ClientFrame::Unknown(kind)) => tracing::debug!(kind, "a frame of unknown type"),
+            (State::Live(_), frame) => self.request(frame),
+        }
+    }
+
+    /// The authenticated connection; only requests of one call this.
+    pub(super) fn live(&mut self) -> Option<&mut Live> {
+        match &mut self.state {
+            State::Live(live) => Some(live),
+            State::Fresh { .. } => None,
+        }
+    }
+
+    /// What cannot be used is answered where the profile has an answer (wire protocol 4.8).
+    pub(super) fn malformed(&mut self, malformed: &Malformed<'_>) {
+        self.broker.metrics.frame("in", "malformed");
+        let fresh = matches!(self.state, State::Fresh { .. });
+        match malformed.fault {
+            Fault::WrongType { frame: "auth", field: "token", .. } if fresh => {
+                self.refuse(codes::ACCESS_DENIED)
+            }
+            Fault::Syntax(_) | Fault::Json if self.extended() => self.invalid_message(malformed),
+            Fault::Syntax(_) | Fault::Json => {}
+            _ if fresh => self.error(codes::NOT_AUTHENTICATED, Context::default()),
+            _ if self.extended() => self.invalid_message(malformed),
+            _ => {}
+        }
+    }
+
+    fn invalid_message(&self, malformed: &Malformed<'_>) {
+        let detail = malformed.to_string();
+        let Malformed { topic, msg_ref, .. } = *malformed;
+        self.error(
+            codes::INVALID_MESSAGE,
+            Context { topic, msg_ref, detail: Some(&detail), ..Context::default() },
+        );
+    }
+
+    /// Queues an `error` frame.
+    pub(super) fn error(&self, code: ErrorCode, context: Context<'_>) {
+        self.broker.metrics.frame("out", "error");
+        let reply = |topic, msg_ref| {
+            encoded(ErrorReply {
+                code: code.code,
+                error: code.name,
+                hint: context.hint,
+                detail: context.detail,
+                topic,
+                app: None,
+                room_id: context.room_id,
+                lobby_id: context.lobby_id,
+                max_size_bytes: context.max_size_bytes,
+                msg_ref,
+            })
+        };
+        let frame = reply(context.topic, context.msg_ref);
+        // An echo of a mebibyte would not fit a message.
+        let fits = frame.len() <= nolag_protocol::MAX_MESSAGE_BYTES;
+        self.outgoing.push(if fits { frame } else { reply(None, None) });
+    }
+
+    /// A `msgRef` to echo on replies other than a publish's.
+    pub(super) fn echoed<'a>(&self, msg_ref: Lenient<&'a str>) -> Option<&'a str> {
+        msg_ref.non_empty().filter(|_| self.extended())
+    }
+
+    fn auth(&mut self, auth: &Auth<'_>) {
+        if matches!(self.state, State::Live(_)) && self.extended() {
+            return self.auth_failed(codes::ALREADY_AUTHENTICATED);
+        }
+        let (broker, token) = (self.broker.clone(), auth.token.to_owned());
+        let version = auth.protocol_version.0.min(PROTOCOL_VERSION);
+        self.waiting = Some(Box::pin(async move {
+            let result = broker.auth.validate(&token).await;
+            if let Err(refusal) = &result {
+                tracing::info!(token = redacted(&token), %refusal, "refused a token");
+            }
+            Answer::Auth { version, result }
+        }));
+    }
+
+    fn authenticated(&mut self, version: u64, result: Result<Arc<Identity>, Refusal>) {
+        let identity = match result {
+            Ok(identity) => identity,
+            Err(refusal) => return self.refuse(refusal.code()),
+        };
+        if identity.is_expired(self.broker.clock.seconds()) {
+            return self.refuse(codes::TOKEN_EXPIRED);
+        }
+        let Some((seat, subscriptions, room, lobbies)) = self.take_seat(&identity) else {
+            return self.refuse(codes::CONNECTION_LIMIT_REACHED);
+        };
+        let limits = requests::Limits::new(&self.broker.settings, &identity);
+        let told = limits.told().filter(|_| self.extended());
+        self.outgoing.push(encoded(AuthReply {
+            success: true,
+            error: None,
+            actor_token_id: Some(&identity.actor_token_id),
+            project_id: Some(Nilable(identity.project_id.as_deref())),
+            actor_type: Some(&identity.actor_type),
+            protocol_version: Some(version),
+            restored_subscriptions: Some(nolag_protocol::frame::Raw(&[0x90])),
+            limits: told,
+            features: Vec::new(),
+            retry_after_ms: None,
+        }));
+        self.broker.metrics.auth("success");
+        self.counted.dec();
+        self.counted = self.broker.metrics.connections(Proven::authenticated);
+        self.counted.inc();
+        let now = Instant::now();
+        self.state = State::Live(Box::new(Live {
+            actor: identity.actor_token_id.as_str().into(),
+            identity,
+            version,
+            limits,
+            subscriptions,
+            room,
+            lobbies,
+            validated: now,
+            revalidate_at: now + self.revalidation_patience(),
+            seat,
+        }));
+        self.schedule();
+    }
+
+    /// A place in the organization. In the kraken profile an authenticated connection may change its identity:
+    /// it keeps what it has, and its place where the organization stays the same.
+    #[allow(clippy::type_complexity)] // the parts of a `Live` that outlast its identity
+    fn take_seat(
+        &mut self,
+        identity: &Identity,
+    ) -> Option<(Seat, HashMap<Arc<str>, Subscription>, Option<RoomKey>, HashMap<Arc<str>, Vec<Watch>>)> {
+        let organization = identity.organization_id.as_deref();
+        let stays = self.live().is_some_and(|live| live.identity.organization_id.as_deref() == organization);
+        let seat = if stays {
+            None
+        } else {
+            Some(self.broker.organizations.enter(organization, identity.max_connections)?)
+        };
+        match std::mem::replace(&mut self.state, State::Fresh { failures: 0 }) {
+            State::Fresh { .. } => Some((seat?, HashMap::new(), None, HashMap::new())),
+            State::Live(live) => {
+                let live = *live;
+                Some((seat.unwrap_or(live.seat), live.subscriptions, live.room, live.lobbies))
+            }
+        }
+    }
+
+    fn refuse(&mut self, code: ErrorCode) {
+        self.auth_failed(code);
+        if let State::Fresh { failures } = &mut self.state {
+            *failures += 1;
+            if *failures >= MAX_AUTH_FAILURES && self.extended() {
+                self.outgoing.close(codes::TOO_MANY_AUTH_FAILURES.into());
+            }
+        }
+    }
+
+    fn auth_failed(&self, code: ErrorCode) {
+        self.broker.metrics.auth(code.name);
+        self.outgoing.push(encoded(AuthReply {
+            success: false,
+            error: Some(code.name),
+            actor_token_id: None,
+            project_id: None,
+            actor_type: None,
+            protocol_version: None,
+            restored_subscriptions: None,
+            limits: None,
+            features: Vec::new(),
+            retry_after_ms: None,
+        }));
+    }
+
+    fn reauth(&mut self, token: String) {
+        let broker = self.broker.clone();
+        self.waiting = Some(Box::pin(async move { Answer::Reauth(broker.auth.validate(&token).await) }));
+    }
+
+    fn reauthenticated(&mut self, result: Result<Arc<Identity>, Refusal>) {
+        let State::Live(live) = &self.state else { return };
+        let refused = match &result {
+            Err(refusal) => Some(refusal.code()),
+            Ok(identity) if identity.actor_token_id != *live.actor => Some(codes::ACTOR_MISMATCH),
+            Ok(identity) if identity.is_expired(self.broker.clock.seconds()) => Some(codes::TOKEN_EXPIRED),
+            Ok(_) => None,
+        };
+        let expires_at = result.as_ref().ok().and_then(|identity| identity.expires_at);
+        self.outgoing.push(encoded(ReauthReply {
+            success: refused.is_none(),
+            auth_expires_at: expires_at.filter(|_| refused.is_none()),
+            error: refused.map(|code| code.name),
+        }));
+        if let (Ok(identity), None) = (result, refused) {
+            self.renew(identity);
+        }
+    }
+
+    /// How long after a validation the timer asks again, heartbeat or not: a tenth later than a heartbeat would.
+    fn revalidation_patience(&self) -> Duration {
+        (self.broker.settings.revalidation_interval * 11 / 10).max(Duration::from_secs(1))
+    }
+
+    fn revalidate(&mut self) {
+        let State::Live(live) = &mut self.state else { return };
+        // Asked again then at the latest, should the backend be unable to say.
+        live.revalidate_at =
+            Instant::now() + (self.broker.settings.revalidation_interval / 10).max(Duration::from_secs(1));
+        if self.revalidating.is_none() {
+            let (broker, actor) = (self.broker.clone(), live.actor.clone());
+            self.revalidating = Some(Box::pin(async move { broker.auth.revalidate(&actor).await }));
+        }
+    }
+
+    fn revalidated(&mut self, said: Revalidation) {
+        match said {
+            Revalidation::Unavailable => {}
+            Revalidation::Invalid(reason) => {
+                tracing::info!(reason, "an actor is no longer welcome");
+                self.outgoing.close(Close { reason, ..codes::REVOKED.into() });
+            }
+            Revalidation::Valid(identity) => {
+                let State::Live(live) = &self.state else { return };
+                if live.seat.is_over(identity.max_connections) {
+                    self.outgoing.close(codes::OVER_LIMIT.into());
+                } else {
+                    self.renew(Arc::from(identity));
+                }
+            }
+        }
+    }
+
+    /// Takes over new grants and limits, and lets go of what they do not cover.
+    fn renew(&mut self, identity: Arc<Identity>) {
+        let patience = self.revalidation_patience();
+        let State::Live(live) = &mut self.state else { return };
+        let now = Instant::now();
+        live.validated = now;
+        live.revalidate_at = now + patience;
+        live.limits.renew(&self.broker.settings, &identity);
+        live.identity = identity;
+        self.apply_grants();
+        self.schedule();
+    }
+}
+
+impl Drop for Session {
+    /// The connection has ended: it is subscribed to nothing and present nowhere.
+    fn drop(&mut self) {
+        self.counted.dec();
+        self.leave_everything();
+    }
+}
+
+/// The `type` as a label, of which there must not be as many as clients can think of.
+fn known_kind(frame: &ClientFrame<'_>) -> &'static str {
+    match frame {
+        ClientFrame::Auth(_) => "auth",
+        ClientFrame::Reauth(_) => "reauth",
+        ClientFrame::Subscribe(_) => "subscribe",
+        ClientFrame::Unsubscribe(_) => "unsubscribe",
+        ClientFrame::SetFilters(_) => "setFilters",
+        ClientFrame::Publish(_) => "publish",
+        ClientFrame::Presence(_) => "presence",
+        ClientFrame::GetPresence(_) => "getPresence",
+        ClientFrame::LobbySubscribe(_) => "lobbySubscribe",
+        ClientFrame::LobbyUnsubscribe(_) => "lobbyUnsubscribe",
+        ClientFrame::GetLobbyPresence(_) => "getLobbyPresence",
+        ClientFrame::Ack(_) => "ack",
+        ClientFrame::BatchAck(_) => "batchAck",
+        ClientFrame::Unknown(_) => "unknown",
+    }
+}
