@@ -46,6 +46,8 @@ class Broker:
             self.kill()
 
     def kill(self) -> None:
-        """End it without a word."""
+        """End it without a word; no harm if it has ended."""
         self._process.kill()
-        self._process.communicate()
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()

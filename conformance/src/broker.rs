@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value as Json, json};
@@ -16,11 +17,37 @@ use crate::observed::Observed;
 
 /// Variables that would reach the broker from our own environment and change what it does (wire protocol 25).
 const SETTINGS: &[&str] = &[
-    "AUTH_ALLOW_ALL", "AUTH_BACKEND", "AUTH_CACHE_TTL_MS", "AUTH_FILE", "AUTH_HTTP_URL", "BACKEND_SECRET", "BIND_ADDRESS",
-    "BROKER_BACKEND", "CONTROL_BACKEND", "CONTROL_HTTP_URL", "INTERNAL_SECRET", "LOG_FORMAT", "LOG_LEVEL",
-    "MAX_MESSAGE_SIZE", "MAX_OUTBOUND_BYTES", "METRICS", "METRICS_TOKEN", "MQTT_PORT", "NOLAG_COMPAT", "NOLAG_FEATURES",
-    "PUBLISH_RATE_LIMIT", "RECORD_MESSAGES", "RETAIN_MAX", "RETAIN_TTL_SECONDS", "REVALIDATION_INTERVAL_MS",
-    "SHUTDOWN_GRACE_MS", "STORE_BACKEND", "STORE_MAX_MESSAGES", "STORE_PATH", "STORE_TTL_SECONDS", "WS_IDLE_TIMEOUT_MS",
+    "AUTH_ALLOW_ALL",
+    "AUTH_BACKEND",
+    "AUTH_CACHE_TTL_MS",
+    "AUTH_FILE",
+    "AUTH_HTTP_URL",
+    "BACKEND_SECRET",
+    "BIND_ADDRESS",
+    "BROKER_BACKEND",
+    "CONTROL_BACKEND",
+    "CONTROL_HTTP_URL",
+    "INTERNAL_SECRET",
+    "LOG_FORMAT",
+    "LOG_LEVEL",
+    "MAX_MESSAGE_SIZE",
+    "MAX_OUTBOUND_BYTES",
+    "METRICS",
+    "METRICS_TOKEN",
+    "MQTT_PORT",
+    "NOLAG_COMPAT",
+    "NOLAG_FEATURES",
+    "PUBLISH_RATE_LIMIT",
+    "RECORD_MESSAGES",
+    "RETAIN_MAX",
+    "RETAIN_TTL_SECONDS",
+    "REVALIDATION_INTERVAL_MS",
+    "SHUTDOWN_GRACE_MS",
+    "STORE_BACKEND",
+    "STORE_MAX_MESSAGES",
+    "STORE_PATH",
+    "STORE_TTL_SECONDS",
+    "WS_IDLE_TIMEOUT_MS",
     "WS_PORT",
 ];
 
@@ -50,6 +77,28 @@ impl BrokerCommand {
     }
 }
 
+/// A variable's value.
+pub(crate) struct Setting(String);
+
+impl From<&str> for Setting {
+    fn from(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+}
+
+impl From<u64> for Setting {
+    fn from(number: u64) -> Self {
+        Self(number.to_string())
+    }
+}
+
+/// Durations are given in milliseconds, as all variables are whose names end so.
+impl From<Duration> for Setting {
+    fn from(time: Duration) -> Self {
+        Self(time.as_millis().to_string())
+    }
+}
+
 /// Settings and tokens of one broker process.
 #[derive(Debug, Clone)]
 pub(crate) struct Launch {
@@ -74,8 +123,8 @@ impl Launch {
     }
 
     /// With this variable set.
-    pub(crate) fn set(mut self, name: &str, value: impl ToString) -> Self {
-        self.settings.insert(name.to_owned(), value.to_string());
+    pub(crate) fn set(mut self, name: &str, value: impl Into<Setting>) -> Self {
+        self.settings.insert(name.to_owned(), value.into().0);
         self
     }
 }
@@ -94,6 +143,7 @@ fn demo(actor: &str) -> Json {
 }
 
 /// An entry of the token file: an actor of the project `p` with these rules.
+#[expect(clippy::needless_pass_by_value, reason = "rules are written in place with `json!`")]
 pub(crate) fn actor(name: &str, rules: Json) -> Json {
     json!({"actorTokenId": name, "projectId": "p", "allowedTopics": rules})
 }
@@ -116,7 +166,8 @@ impl Broker {
         launch: Launch,
         observed: Arc<Observed>,
     ) -> Result<Self> {
-        let folder = std::env::temp_dir().join(format!("nolag-conformance-{}-{}", std::process::id(), unique()));
+        let folder =
+            std::env::temp_dir().join(format!("nolag-conformance-{}-{}", std::process::id(), unique()));
         std::fs::create_dir_all(&folder)?;
         let file = folder.join("tokens.json");
         let mut process = Command::new(&command.program);
@@ -124,7 +175,11 @@ impl Broker {
         for name in SETTINGS {
             process.env_remove(name);
         }
-        process.env("NOLAG_COMPAT", profile).env("WS_PORT", "0").env("BIND_ADDRESS", "127.0.0.1").env("MQTT_PORT", "off");
+        process
+            .env("NOLAG_COMPAT", profile)
+            .env("WS_PORT", "0")
+            .env("BIND_ADDRESS", "127.0.0.1")
+            .env("MQTT_PORT", "off");
         if let Some(tokens) = &launch.tokens {
             write_tokens(&file, tokens)?;
             process.env("AUTH_FILE", &file);
@@ -141,15 +196,13 @@ impl Broker {
         let mut line = String::new();
         let read = patiently("first line on the broker's standard output", stdout.read_line(&mut line)).await;
         tokio::spawn(keep(stdout, output.clone()));
-        let address = match (read, line.trim().strip_prefix("listening on ")) {
-            (Ok(Ok(_)), Some(url)) => Address::parse(url)?,
-            _ => {
-                let _ = child.kill().await;
-                let said = output.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                let _ = std::fs::remove_dir_all(&folder);
-                bail!("the broker did not start; its first line was `{}`, and it said: {said}", line.trim());
-            }
+        let (Ok(Ok(_)), Some(url)) = (read, line.trim().strip_prefix("listening on ")) else {
+            let _ = child.kill().await;
+            let said = output.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let _ = std::fs::remove_dir_all(&folder);
+            bail!("the broker did not start; its first line was `{}`, and it said: {said}", line.trim());
         };
+        let address = Address::parse(url)?;
         Ok(Self { address, observed, child, folder, output })
     }
 

@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::future::Future;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -35,21 +36,83 @@ pub(crate) fn unique() -> u64 {
     COUNTER.fetch_add(1, Ordering::Relaxed)
 }
 
+/// Frames, or parts of them, that print themselves legibly.
+#[derive(Clone, Default, PartialEq)]
+pub(crate) struct Values(pub(crate) Vec<Value>);
+
+impl Deref for Values {
+    type Target = Vec<Value>;
+
+    fn deref(&self) -> &Vec<Value> {
+        &self.0
+    }
+}
+
+impl DerefMut for Values {
+    fn deref_mut(&mut self) -> &mut Vec<Value> {
+        &mut self.0
+    }
+}
+
+impl IntoIterator for Values {
+    type Item = Value;
+    type IntoIter = std::vec::IntoIter<Value>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
+    }
+}
+
+impl<'a> IntoIterator for &'a Values {
+    type Item = &'a Value;
+    type IntoIter = std::slice::Iter<'a, Value>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.iter()
+    }
+}
+
+impl<const N: usize> PartialEq<[Value; N]> for Values {
+    fn eq(&self, other: &[Value; N]) -> bool {
+        self.0 == other
+    }
+}
+
+impl std::fmt::Debug for Values {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let shown: Vec<String> = self.0.iter().map(brief).collect();
+        write!(out, "[{}]", shown.join(", "))
+    }
+}
+
 /// What came from the broker.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) enum Incoming {
     /// A MessagePack frame.
     Frame(Value),
     /// An empty binary message.
     Heartbeat,
-    /// A text message, which a broker never sends.
-    Text(String),
+    /// A text message, which a broker never sends, and which no case looks at for more than this.
+    Text,
     /// The payload of a pong.
     Pong(Vec<u8>),
     /// The connection ended with a close frame.
     Closed { code: u16, reason: String },
     /// The connection ended without one.
     Lost(String),
+}
+
+impl std::fmt::Debug for Incoming {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Frame(frame) => out.write_str(&brief(frame)),
+            Self::Heartbeat => out.write_str("a heartbeat"),
+            Self::Text => out.write_str("a text message"),
+            Self::Pong(payload) => write!(out, "a pong of {} bytes", payload.len()),
+            Self::Closed { code, reason } => write!(out, "a close frame with {code} `{reason}`"),
+            Self::Lost(why) => write!(out, "a lost connection ({why})"),
+        }
+    }
 }
 
 /// One WebSocket connection.
@@ -73,7 +136,11 @@ impl Client {
     }
 
     /// The same, on a TCP stream that the case has prepared.
-    pub(crate) async fn open_on(stream: TcpStream, at: &http::Address, observed: Arc<Observed>) -> Result<Self> {
+    pub(crate) async fn open_on(
+        stream: TcpStream,
+        at: &http::Address,
+        observed: Arc<Observed>,
+    ) -> Result<Self> {
         let upgraded = patiently("answer to the upgrade", http::upgrade(stream, at, &at.path, "")).await??;
         upgraded.accepted()?;
         Ok(Self::from_upgraded(upgraded, observed).await)
@@ -84,7 +151,8 @@ impl Client {
         // No limit: whatever the broker sends is to be seen, so that C-017 can complain about it.
         let config = WebSocketConfig::default().max_message_size(None).max_frame_size(None);
         let socket =
-            WebSocketStream::from_partially_read(upgraded.stream, upgraded.rest, Role::Client, Some(config)).await;
+            WebSocketStream::from_partially_read(upgraded.stream, upgraded.rest, Role::Client, Some(config))
+                .await;
         Self { socket, early: VecDeque::new(), observed }
     }
 
@@ -128,7 +196,8 @@ impl Client {
     pub(crate) async fn send_fragments(&mut self, parts: &[&[u8]]) -> Result<()> {
         for (at, part) in parts.iter().enumerate() {
             let opcode = if at == 0 { Data::Binary } else { Data::Continue };
-            let frame = Frame::message(Bytes::copy_from_slice(part), OpCode::Data(opcode), at + 1 == parts.len());
+            let frame =
+                Frame::message(Bytes::copy_from_slice(part), OpCode::Data(opcode), at + 1 == parts.len());
             self.send_message(Message::Frame(frame)).await?;
         }
         Ok(())
@@ -156,7 +225,9 @@ impl Client {
         loop {
             let message = match patiently("message from the broker", self.socket.next()).await? {
                 Some(Ok(message)) => message,
-                Some(Err(Error::ConnectionClosed)) | None => return Ok(Incoming::Lost("end of stream".to_owned())),
+                Some(Err(Error::ConnectionClosed)) | None => {
+                    return Ok(Incoming::Lost("end of stream".to_owned()));
+                }
                 Some(Err(error)) => return Ok(Incoming::Lost(error.to_string())),
             };
             return Ok(match message {
@@ -165,7 +236,7 @@ impl Client {
                     self.observed.look_at(&bytes);
                     Incoming::Frame(crate::wire::decode(&bytes)?)
                 }
-                Message::Text(text) => Incoming::Text(text.to_string()),
+                Message::Text(_) => Incoming::Text,
                 Message::Pong(payload) => Incoming::Pong(payload.to_vec()),
                 Message::Close(Some(close)) => {
                     let (code, reason) = (close.code.into(), close.reason.to_string());
@@ -216,7 +287,9 @@ impl Client {
         let mut before = Vec::new();
         loop {
             match self.next().await.context("waiting for the marker")? {
-                Incoming::Frame(frame) if kind(&frame) == "presenceList" && crate::wire::text(&frame, "roomId") == room => {
+                Incoming::Frame(frame)
+                    if kind(&frame) == "presenceList" && crate::wire::text(&frame, "roomId") == room =>
+                {
                     return Ok(before);
                 }
                 ended @ (Incoming::Closed { .. } | Incoming::Lost(_)) => {
@@ -228,7 +301,7 @@ impl Client {
     }
 
     /// The frames that come before the answer to a request sent now; anything but frames is an error.
-    pub(crate) async fn settle(&mut self) -> Result<Vec<Value>> {
+    pub(crate) async fn settle(&mut self) -> Result<Values> {
         let incoming = self.settle_all().await?;
         incoming
             .into_iter()
@@ -236,18 +309,19 @@ impl Client {
                 Incoming::Frame(frame) => Ok(frame),
                 other => bail!("expected frames only, got {other:?}"),
             })
-            .collect()
+            .collect::<Result<_>>()
+            .map(Values)
     }
 
     /// Insists that nothing comes before the answer to a request sent now.
     pub(crate) async fn quiet(&mut self) -> Result<()> {
         let frames = self.settle().await?;
-        ensure!(frames.is_empty(), "expected nothing, got {}", frames.iter().map(brief).collect::<Vec<_>>().join(", "));
+        ensure!(frames.is_empty(), "expected nothing, got {frames:?}");
         Ok(())
     }
 
     /// The `message` frames that came up to now; any other frame is an error.
-    pub(crate) async fn messages(&mut self) -> Result<Vec<Value>> {
+    pub(crate) async fn messages(&mut self) -> Result<Values> {
         let frames = self.settle().await?;
         if let Some(other) = frames.iter().find(|frame| kind(frame) != "message") {
             bail!("expected messages only, got {}", brief(other));
@@ -256,9 +330,11 @@ impl Client {
     }
 
     /// The payloads of the messages that came up to now.
-    pub(crate) async fn payloads(&mut self) -> Result<Vec<Value>> {
+    pub(crate) async fn payloads(&mut self) -> Result<Values> {
         let messages = self.messages().await?;
-        Ok(messages.iter().map(|message| get(message, "data").cloned().unwrap_or(Value::Nil)).collect())
+        Ok(Values(
+            messages.iter().map(|message| get(message, "data").cloned().unwrap_or(Value::Nil)).collect(),
+        ))
     }
 
     /// The one message that came up to now, which must have these fields.
@@ -296,7 +372,8 @@ impl Client {
     /// is kept for later reads.
     pub(crate) async fn try_publish(&mut self, fields: Value) -> Result<Value> {
         let reference = format!("r-{}", unique());
-        let fields = if get(&fields, "msgRef").is_none() { with(fields, "msgRef", reference) } else { fields };
+        let fields =
+            if get(&fields, "msgRef").is_none() { with(fields, "msgRef", reference) } else { fields };
         let reference = get(&fields, "msgRef").cloned().unwrap_or(Value::Nil);
         let asked = brief(&fields);
         self.send(typed("publish", fields)).await?;
@@ -310,7 +387,9 @@ impl Client {
                     break frame;
                 }
                 ended @ (Incoming::Closed { .. } | Incoming::Lost(_)) => {
-                    bail!("the connection ended: {ended:?}, after publish {asked}, before which came {held:?}")
+                    bail!(
+                        "the connection ended: {ended:?}, after publish {asked}, before which came {held:?}"
+                    )
                 }
                 other => held.push_back(other),
             }
@@ -321,14 +400,16 @@ impl Client {
     }
 
     /// Reads up to the close frame, and gives the frames before it, its code and its reason.
-    pub(crate) async fn closed(&mut self) -> Result<(Vec<Value>, u16, String)> {
-        let mut frames = Vec::new();
+    pub(crate) async fn closed(&mut self) -> Result<(Values, u16, String)> {
+        let mut frames = Values::default();
         loop {
             match self.next().await.context("waiting for a close frame")? {
                 Incoming::Frame(frame) => frames.push(frame),
                 Incoming::Closed { code, reason } => return Ok((frames, code, reason)),
-                Incoming::Lost(why) => bail!("the connection ended without a close frame ({why}), after {frames:?}"),
-                Incoming::Heartbeat | Incoming::Text(_) | Incoming::Pong(_) => {}
+                Incoming::Lost(why) => {
+                    bail!("the connection ended without a close frame ({why}), after {frames:?}")
+                }
+                Incoming::Heartbeat | Incoming::Text | Incoming::Pong(_) => {}
             }
         }
     }

@@ -29,7 +29,9 @@ impl Address {
 
     /// Opens a TCP connection.
     pub(crate) async fn dial(&self) -> Result<TcpStream> {
-        let stream = TcpStream::connect(&self.authority).await.with_context(|| format!("connecting to {}", self.authority))?;
+        let stream = TcpStream::connect(&self.authority)
+            .await
+            .with_context(|| format!("connecting to {}", self.authority))?;
         stream.set_nodelay(true)?;
         Ok(stream)
     }

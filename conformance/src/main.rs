@@ -36,7 +36,7 @@ use report::{Outcome, Row};
 use suite::{Case, Context, Needs, NotRun, Profile, Suite, Target};
 
 /// How long one case may take in all.
-const CASE_LIMIT: Duration = Duration::from_secs(60);
+const CASE_LIMIT: Duration = Duration::from_mins(1);
 
 /// Puts a broker of the NoLag wire protocol to its conformance statements.
 #[derive(Parser)]
@@ -129,7 +129,12 @@ async fn run(args: &Args) -> Result<bool> {
     if args.list {
         cases.sort_by_key(|case| case.id);
         for case in &cases {
-            println!("{}  {}{}", case.id, case.text, if case.needs == Needs::Broker { " [--broker]" } else { "" });
+            println!(
+                "{}  {}{}",
+                case.id,
+                case.text,
+                if case.needs == Needs::Broker { " [--broker]" } else { "" }
+            );
         }
         return Ok(true);
     }
@@ -214,7 +219,7 @@ async fn run_one(case: &Case, context: Context) -> Outcome {
             Some(reason) => Outcome::NotRun(reason.to_string()),
             None => Outcome::DoesNot(format!("{error:#}")),
         },
-        Ok(Err(_)) => Outcome::DoesNot(format!("the case took more than {} s", CASE_LIMIT.as_secs())),
+        Ok(Err(_)) => Outcome::DoesNot(format!("the case took more than {CASE_LIMIT:?}")),
         Err(panic) => Outcome::DoesNot(format!("the case itself failed: {panic}")),
     }
 }
@@ -229,7 +234,8 @@ fn add_observed(rows: &mut [Row], observed: &Observed) {
             _ => continue,
         };
         if let (Outcome::Holds, Err(error)) = (&row.outcome, seen) {
-            row.outcome = Outcome::DoesNot(format!("{error:#} (among {} frames of the run)", observed.frames()));
+            row.outcome =
+                Outcome::DoesNot(format!("{error:#} (among {} frames of the run)", observed.frames()));
         }
     }
 }

@@ -56,7 +56,8 @@ pub(crate) fn table(mut rows: Vec<Row>) -> String {
         };
         writeln!(out, "{id}  {text}\n       {verdict}{note}").expect("writing to a String does not fail");
     }
-    write!(out, "{passed} passed, {failed} failed, {skipped} skipped").expect("writing to a String does not fail");
+    write!(out, "{passed} passed, {failed} failed, {skipped} skipped")
+        .expect("writing to a String does not fail");
     out
 }
 

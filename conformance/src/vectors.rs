@@ -52,7 +52,10 @@ pub(crate) fn value(json: &Json) -> Result<Value> {
         Json::Object(fields) => match fields.iter().next() {
             Some((tag, inner)) if fields.len() == 1 && tag.starts_with('$') => tagged(tag, inner)?,
             _ => Value::Map(
-                fields.iter().map(|(key, item)| Ok((Value::from(key.as_str()), value(item)?))).collect::<Result<_>>()?,
+                fields
+                    .iter()
+                    .map(|(key, item)| Ok((Value::from(key.as_str()), value(item)?)))
+                    .collect::<Result<_>>()?,
             ),
         },
     })
@@ -60,10 +63,15 @@ pub(crate) fn value(json: &Json) -> Result<Value> {
 
 fn tagged(tag: &str, inner: &Json) -> Result<Value> {
     let text = |json: &Json| json.as_str().map(str::to_owned).context("a tag without its text");
-    let count = |json: &Json| json.as_u64().and_then(|count| usize::try_from(count).ok()).context("a tag without its count");
+    let count = |json: &Json| {
+        json.as_u64().and_then(|count| usize::try_from(count).ok()).context("a tag without its count")
+    };
     Ok(match tag {
         "$bin" => Value::from(unhex(&text(inner)?)?),
-        "$ext" => Value::Ext(i8::try_from(inner[0].as_i64().context("an ext without a type")?)?, unhex(&text(&inner[1])?)?),
+        "$ext" => Value::Ext(
+            i8::try_from(inner[0].as_i64().context("an ext without a type")?)?,
+            unhex(&text(&inner[1])?)?,
+        ),
         "$int" => {
             let digits = text(inner)?;
             match digits.parse::<u64>() {

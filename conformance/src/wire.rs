@@ -126,7 +126,8 @@ pub(crate) fn check_canonical(bytes: &[u8]) -> Result<()> {
             "the key `{key}` comes twice in {}",
             brief(&frame)
         );
-        let may_be_nil = matches!((kind, key), ("auth", "projectId") | ("lobbyPresence", "roomId") | (_, "data"));
+        let may_be_nil =
+            matches!((kind, key), ("auth", "projectId") | ("lobbyPresence", "roomId") | (_, "data"));
         ensure!(may_be_nil || !value.is_nil(), "nil instead of an absent `{key}` in {}", brief(&frame));
     }
     let mut scan = Scan { bytes, at: 0, kind };
@@ -253,7 +254,9 @@ mod tests {
     /// The checker of C-007 must not be a rubber stamp.
     #[test]
     fn canonical_form_is_told_from_other_forms() {
-        let good = encode(&frame! {"type" => "presenceList", "data" => list![frame! {"joinedAt" => 1_700_000_000_u64}]});
+        let good = encode(
+            &frame! {"type" => "presenceList", "data" => list![frame! {"joinedAt" => 1_700_000_000_u64}]},
+        );
         check_canonical(&good).expect("a canonical frame");
         let order = encode(&frame! {"topic" => "x", "type" => "subscribed"});
         assert!(check_canonical(&order).is_err());

@@ -1,7 +1,8 @@
 //! The JSON text fallback (wire protocol 4.7): a frame as JSON, turned into the MessagePack of the same frame.
 //!
 //! Values are written while they are read; no tree of them is built. Nesting is checked before, so that the
-//! parser behind us recurses no deeper than a frame may.
+//! parser behind us recurses no deeper than a frame may. Numbers that only a float can hold become floats: `-0`, and
+//! integers of more than 64 bits.
 
 use serde::de::{DeserializeSeed, MapAccess, SeqAccess, Visitor};
 
@@ -155,6 +156,13 @@ mod tests {
         assert!(to_msgpack(&nest(MAX_DEPTH + 1)).is_ok());
         assert_eq!(to_msgpack(&nest(MAX_DEPTH + 2)), Err(Fault::Syntax(msgpack::Error::TooDeep)));
         assert_eq!(to_msgpack(&nest(1_000_000)), Err(Fault::Syntax(msgpack::Error::TooDeep)));
-        assert!(to_msgpack(&format!("\"{}\"", "[".repeat(1000))).is_ok());
+        // Brackets in a string are none, wherever the string ends.
+        for string in [r#""["#, r#""\"["#, r#""\\\"["#] {
+            assert!(to_msgpack(&format!("{}\"", string.replace('[', &"[".repeat(1000)))).is_ok(), "{string}");
+        }
+        for string in [r#""""#, r#""\\""#, r#""\"""#] {
+            let deep = format!("[{string}, {}]", nest(1000));
+            assert_eq!(to_msgpack(&deep), Err(Fault::Syntax(msgpack::Error::TooDeep)), "{string}");
+        }
     }
 }

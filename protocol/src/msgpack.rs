@@ -206,11 +206,11 @@ pub fn single(bytes: &[u8]) -> Result<Contents, Error> {
     Ok(contents)
 }
 
-/// Writers of the canonical form (wire protocol 4.2). A vector never fails to be written to.
+/// Writers of the canonical form (wire protocol 4.2).
 pub mod write {
-    use super::Token;
+    use rmp::encode::{self, ByteBuf};
 
-    const VEC: &str = "writing to a vector cannot fail";
+    use super::Token;
 
     /// A token in its shortest form; what a container holds is written after it.
     ///
@@ -220,33 +220,43 @@ pub mod write {
     ///
     /// On a string, a binary or an extension of more than 4 GiB.
     pub fn token(out: &mut Vec<u8>, token: Token<'_>) {
+        // Of all that rmp writes to, this says in its type that it cannot fail.
+        let mut buffer = ByteBuf::from_vec(std::mem::take(out));
+        let to = &mut buffer;
         match token {
-            Token::Nil => out.push(0xc0),
-            Token::Bool(v) => out.push(if v { 0xc3 } else { 0xc2 }),
+            Token::Nil => to.as_mut_vec().push(0xc0),
+            Token::Bool(v) => to.as_mut_vec().push(if v { 0xc3 } else { 0xc2 }),
             Token::Uint(n) => {
-                rmp::encode::write_uint(out, n).expect(VEC);
+                let Ok(_) = encode::write_uint(to, n);
             }
             Token::Int(n) => {
-                rmp::encode::write_sint(out, n).expect(VEC);
+                let Ok(_) = encode::write_sint(to, n);
             }
-            Token::F32(n) => rmp::encode::write_f32(out, n).expect(VEC),
-            Token::F64(n) => rmp::encode::write_f64(out, n).expect(VEC),
+            Token::F32(n) => {
+                let Ok(()) = encode::write_f32(to, n);
+            }
+            Token::F64(n) => {
+                let Ok(()) = encode::write_f64(to, n);
+            }
             Token::Str(bytes) => {
-                rmp::encode::write_str_len(out, len(bytes)).expect(VEC);
-                out.extend_from_slice(bytes);
+                let Ok(_) = encode::write_str_len(to, len(bytes));
+                to.as_mut_vec().extend_from_slice(bytes);
             }
-            Token::Bin(bytes) => rmp::encode::write_bin(out, bytes).expect(VEC),
+            Token::Bin(bytes) => {
+                let Ok(()) = encode::write_bin(to, bytes);
+            }
             Token::Array(n) => {
-                rmp::encode::write_array_len(out, n).expect(VEC);
+                let Ok(_) = encode::write_array_len(to, n);
             }
             Token::Map(n) => {
-                rmp::encode::write_map_len(out, n).expect(VEC);
+                let Ok(_) = encode::write_map_len(to, n);
             }
             Token::Ext(kind, bytes) => {
-                rmp::encode::write_ext_meta(out, len(bytes), kind).expect(VEC);
-                out.extend_from_slice(bytes);
+                let Ok(_) = encode::write_ext_meta(to, len(bytes), kind);
+                to.as_mut_vec().extend_from_slice(bytes);
             }
         }
+        *out = buffer.into_vec();
     }
 
     /// Text.

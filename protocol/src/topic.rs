@@ -67,6 +67,19 @@ pub fn check_name(name: &str) -> Result<(), TopicError> {
     }
 }
 
+/// Checks the name of a load-balanced group (wire protocol 16).
+pub fn check_group(name: &str) -> Result<(), TopicError> {
+    if name.len() > MAX_NAME_BYTES {
+        Err(TopicError::TooLong(MAX_NAME_BYTES))
+    } else if name.contains('/') {
+        Err(TopicError::Slash)
+    } else if name.contains(['+', '#']) {
+        Err(TopicError::Wildcard)
+    } else {
+        Ok(())
+    }
+}
+
 fn check_text(text: &str, max: usize) -> Result<(), TopicError> {
     if text.is_empty() {
         Err(TopicError::Empty)

@@ -90,7 +90,7 @@ fn frames_of_clients_about_topics() {
             "echo": false, "filter": "f", "filters": ["a"], "trace": "00-ab-cd-01", "msgRef": "r"}),
     );
     client(Ack { msg_id: "m" }, &json!({"type": "ack", "msgId": "m"}));
-    client(BatchAck { msg_ids: Strings(vec!["m", "n"]) }, &json!({"type": "batchAck", "msgIds": ["m", "n"]}));
+    client(BatchAck { msg_ids: Ids(vec!["m", "n"]) }, &json!({"type": "batchAck", "msgIds": ["m", "n"]}));
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! What a decoder takes that an encoder of ours would not write, and where it draws the line (wire protocol 4, 6,
 //! 10; features 2).
 
-use nolag_protocol::frame::{ClientFrame, Fault, Malformed, Position, Publish, Qos, ServerFrame, Subscribe};
+use nolag_protocol::frame::{
+    Ack, ClientFrame, Fault, Malformed, Position, Publish, Qos, ServerFrame, Subscribe,
+};
 use nolag_protocol::msgpack::Contents;
 use rmpv::{Value, encode::write_value};
 
@@ -172,6 +174,8 @@ fn bytes_for_text() {
     let decoded = publish(&bytes);
     assert_eq!((decoded.topic, decoded.msg_ref.0), ("a/b", Some("r")));
     assert_eq!(decoded.data.bytes, [0xc4, 1, b'x'], "an application's bytes stay bytes");
+    let keys = [(bin("type"), bin("ack")), (bin("msgId"), bin("m"))];
+    assert_eq!(ClientFrame::decode(&encode(&Value::Map(keys.to_vec()))), Ok(Ack { msg_id: "m" }.into()));
     for key in ["topic", "msgRef", "filter", "qos", "trace"] {
         let fields = [("topic", Value::from("t")), ("data", Value::from(1)), (key, broken_text())];
         assert_eq!(refused(&frame("publish", &fields)).fault, Fault::BrokenText(key));

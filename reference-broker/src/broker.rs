@@ -77,6 +77,12 @@ impl Broker {
         self.tasks.len()
     }
 
+    /// Everything that is counted, in Prometheus' text form.
+    pub fn metrics_text(&self) -> String {
+        self.metrics.retained_messages.set(i64::try_from(self.hub.retained()).unwrap_or(i64::MAX));
+        self.metrics.text()
+    }
+
     /// Whether [`Broker::shutdown`] was called.
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)

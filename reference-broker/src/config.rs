@@ -227,8 +227,12 @@ struct CommandLine {
     /// Bearer token that /metrics asks for
     #[arg(long)]
     metrics_token: Option<String>,
-    /// error, warn, info, debug, trace, or a filter such as nolag_broker=debug
-    #[arg(long, default_value = "info")]
+    // A doc comment would want backticks, which the help would show.
+    #[arg(
+        long,
+        default_value = "info",
+        help = "error, warn, info, debug, trace, or a filter such as nolag_broker=debug"
+    )]
     log_level: String,
     /// Form of log lines on standard error
     #[arg(long, value_enum, default_value = "text")]

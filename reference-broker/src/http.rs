@@ -101,9 +101,8 @@ async fn metrics(State(broker): State<Arc<Broker>>, headers: HeaderMap) -> Respo
             return json(StatusCode::UNAUTHORIZED, r#"{"error":"unauthorized"}"#);
         }
     }
-    broker.metrics.retained_messages.set(i64::try_from(broker.hub.retained()).unwrap_or(i64::MAX));
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(header::CONTENT_TYPE, kind)], broker.metrics.text()).into_response()
+    ([(header::CONTENT_TYPE, kind)], broker.metrics_text()).into_response()
 }
 
 /// Compares without telling by its time how much was right.
@@ -140,14 +139,19 @@ async fn upgrade(State(broker): State<Arc<Broker>>, mut request: Request) -> Res
     }
 }
 
-async fn websocket(broker: &Arc<Broker>, stream: TcpStream, read_already: Vec<u8>) {
-    let config = WebSocketConfig::default()
+/// How the broker frames: small buffers for each of many connections, and a bound on what a client may send.
+pub fn websocket_config() -> WebSocketConfig {
+    WebSocketConfig::default()
         .read_buffer_size(READ_BUFFER_BYTES)
         .write_buffer_size(WRITE_BUFFER_BYTES)
         .max_message_size(Some(MAX_MESSAGE_BYTES))
-        .max_frame_size(Some(MAX_MESSAGE_BYTES));
+        .max_frame_size(Some(MAX_MESSAGE_BYTES))
+}
+
+async fn websocket(broker: &Arc<Broker>, stream: TcpStream, read_already: Vec<u8>) {
     let mut socket =
-        WebSocketStream::from_partially_read(stream, read_already, Role::Server, Some(config)).await;
+        WebSocketStream::from_partially_read(stream, read_already, Role::Server, Some(websocket_config()))
+            .await;
     broker.serve(&mut socket).await;
     let _ = timeout(LINGER, linger(socket.get_mut())).await;
 }

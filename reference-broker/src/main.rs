@@ -105,11 +105,11 @@ async fn run(options: Options) -> Result<(), String> {
     say(&format!("listening on ws://{address}/ws"));
     match &tokens {
         Tokens::AllowAll => {
-            tracing::warn!("AUTH_ALLOW_ALL is on: every token is accepted, for development only")
+            tracing::warn!("AUTH_ALLOW_ALL is on: every token is accepted, for development only");
         }
         Tokens::File(path) => tracing::info!(file = %path.display(), "tokens"),
         Tokens::Demo => {
-            say("demo tokens: dev-token-alice, dev-token-bob (topics demo/general/..., room general)")
+            say("demo tokens: dev-token-alice, dev-token-bob (topics demo/general/..., room general)");
         }
     }
 

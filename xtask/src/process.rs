@@ -18,17 +18,20 @@ use tokio::time::timeout;
 /// How long the broker may take from its start to its first line.
 const BROKER_START: Duration = Duration::from_secs(20);
 
-/// Ends when someone wants us to stop: Ctrl-C, or a polite signal to end.
+/// Ends when someone wants us to stop: Ctrl-C, a polite signal to end, or a closed terminal.
 pub(crate) async fn interrupted() {
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};
-        match signal(SignalKind::terminate()) {
-            Ok(mut terminate) => tokio::select! {
-                _ = tokio::signal::ctrl_c() => {}
-                _ = terminate.recv() => {}
-            },
-            Err(_) => std::future::pending().await,
+        let (Ok(mut interrupt), Ok(mut terminate), Ok(mut hangup)) =
+            (signal(SignalKind::interrupt()), signal(SignalKind::terminate()), signal(SignalKind::hangup()))
+        else {
+            return std::future::pending().await;
+        };
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hangup.recv() => {}
         }
     }
     #[cfg(not(unix))]

@@ -15,12 +15,36 @@ use crate::wire::{frame, get, holds, lacks, with};
 pub(super) fn cases() -> Vec<Case> {
     use Needs::Broker;
     vec![
-        case!("C-023", Both, Broker, "reports token_expired for an expired token even while cached", expired_while_cached),
+        case!(
+            "C-023",
+            Both,
+            Broker,
+            "reports token_expired for an expired token even while cached",
+            expired_while_cached
+        ),
         case!("C-029", Both, Broker, "caches a successful validation for its time, and no failure", cache),
-        case!("C-035", Both, Broker, "accepts reauth of the same actor, refuses another with actor_mismatch", reauth),
+        case!(
+            "C-035",
+            Both,
+            Broker,
+            "accepts reauth of the same actor, refuses another with actor_mismatch",
+            reauth
+        ),
         case!("C-036", Both, Broker, "keeps a connection alive after a failed reauth", failed_reauth),
-        case!("C-037", Both, Broker, "closes with 4003 after a disconnect frame when a token expires", expiry),
-        case!("C-039", Both, Broker, "reads a changed token file; accepts no token while it cannot be parsed", changed_file),
+        case!(
+            "C-037",
+            Both,
+            Broker,
+            "closes with 4003 after a disconnect frame when a token expires",
+            expiry
+        ),
+        case!(
+            "C-039",
+            Both,
+            Broker,
+            "reads a changed token file; accepts no token while it cannot be parsed",
+            changed_file
+        ),
         case!("C-041", Both, Broker, "never logs a whole token", logs),
     ]
 }
@@ -68,7 +92,7 @@ async fn cache(context: Context) -> Result<()> {
     const TTL: Duration = Duration::from_secs(2);
     let both = json!({"tok-a": actor("a", rules()), "tok-b": actor("b", rules())});
     let only_a = json!({"tok-a": actor("a", rules())});
-    let broker = context.start(Launch::tokens(only_a).set("AUTH_CACHE_TTL_MS", TTL.as_millis())).await?;
+    let broker = context.start(Launch::tokens(only_a).set("AUTH_CACHE_TTL_MS", TTL)).await?;
     let validated = Instant::now();
     broker.connect("tok-a").await?;
     let denied = frame! {"type" => "auth", "success" => false, "error" => "access_denied"};
@@ -91,11 +115,13 @@ async fn cache(context: Context) -> Result<()> {
 
 /// The token file of the `reauth` cases: three tokens of one actor, one of another.
 fn renewals(expiry: u64) -> Json {
-    let mut expiring = actor("a", rules());
+    let wide =
+        json!([{"pattern": "t/#", "permission": "pubSub"}, {"pattern": "u/#", "permission": "pubSub"}]);
+    let mut expiring = actor("a", wide.clone());
     expiring["authExpiresAt"] = json!(expiry);
     json!({
         "tok-old": actor("a", rules()),
-        "tok-new": actor("a", json!([{"pattern": "t/#", "permission": "pubSub"}, {"pattern": "u/#", "permission": "pubSub"}])),
+        "tok-new": actor("a", wide),
         "tok-expiring": expiring,
         "tok-other": actor("b", rules()),
         "tok-expired": json!({"actorTokenId": "a", "projectId": "p", "authExpiresAt": 1, "allowedTopics": rules()}),
@@ -140,7 +166,11 @@ async fn failed_reauth(context: Context) -> Result<()> {
     let broker = context.start(Launch::tokens(renewals(now() + 3_600))).await?;
     let mut client = broker.connect("tok-new").await?;
     client.subscribe("t/x").await?;
-    for (token, error) in [("no such token", "access_denied"), ("tok-other", "actor_mismatch"), ("tok-expired", "token_expired")] {
+    for (token, error) in [
+        ("no such token", "access_denied"),
+        ("tok-other", "actor_mismatch"),
+        ("tok-expired", "token_expired"),
+    ] {
         let request = frame! {"type" => "reauth", "token" => token};
         client.ask_for(request, frame! {"type" => "reauth", "success" => false, "error" => error}).await?;
         still_hears(&broker, &mut client, "t/x").await.with_context(|| format!("after {error}"))?;
@@ -159,7 +189,9 @@ async fn expiry(context: Context) -> Result<()> {
     let by_claim = broker.connect(&short).await.context("by JWT")?;
     let by_file = broker.connect("tok-expiring").await.context("by authExpiresAt")?;
     let mut by_reauth = broker.connect("tok-old").await?;
-    by_reauth.ask_for(frame! {"type" => "reauth", "token" => short.as_str()}, frame! {"success" => true}).await?;
+    by_reauth
+        .ask_for(frame! {"type" => "reauth", "token" => short.as_str()}, frame! {"success" => true})
+        .await?;
     let mut renewed = broker.connect("tok-expiring").await?;
     renewed.ask_for(frame! {"type" => "reauth", "token" => "tok-new"}, frame! {"success" => true}).await?;
     for (way, mut client) in [("by claim", by_claim), ("by file", by_file), ("by reauth", by_reauth)] {
@@ -176,7 +208,11 @@ async fn expiry(context: Context) -> Result<()> {
 /// C-039: every token here is new to the broker, so that no cache has it. Live connections stay throughout.
 async fn changed_file(context: Context) -> Result<()> {
     let entries = |names: &[&str]| -> Json {
-        names.iter().map(|name| (format!("tok-{name}"), actor(name, rules()))).collect::<serde_json::Map<_, _>>().into()
+        names
+            .iter()
+            .map(|name| (format!("tok-{name}"), actor(name, rules())))
+            .collect::<serde_json::Map<_, _>>()
+            .into()
     };
     let mut broker = context.start(Launch::tokens(entries(&["a", "d"]))).await?;
     let mut live = broker.connect("tok-a").await?;
@@ -187,7 +223,8 @@ async fn changed_file(context: Context) -> Result<()> {
     broker.break_tokens()?;
     for token in ["tok-d", "tok-e", "tok-unknown"] {
         let reply = broker.open().await?.auth(token).await?;
-        holds(&reply, &frame! {"type" => "auth", "success" => false}).with_context(|| format!("{token}, file broken"))?;
+        holds(&reply, &frame! {"type" => "auth", "success" => false})
+            .with_context(|| format!("{token}, file broken"))?;
     }
     live.quiet().await.context("a live connection while the file is broken")?;
     broker.alive()?;
@@ -195,7 +232,8 @@ async fn changed_file(context: Context) -> Result<()> {
     for token in ["tok-e", "tok-f"] {
         broker.connect(token).await.with_context(|| format!("{token}, file repaired"))?;
     }
-    holds(&broker.open().await?.auth("tok-d").await?, &frame! {"success" => false}).context("a token that was removed")?;
+    holds(&broker.open().await?.auth("tok-d").await?, &frame! {"success" => false})
+        .context("a token that was removed")?;
     live.quiet().await
 }
 
@@ -235,11 +273,16 @@ async fn logs(context: Context) -> Result<()> {
     }
     ensure!(!output.contains(secret_of_jwt), "the log holds the signature of a JWT");
 
-    let anyone = context.start(Launch::without_tokens().set("AUTH_ALLOW_ALL", "true").set("LOG_LEVEL", "trace")).await?;
+    let anyone = context
+        .start(Launch::without_tokens().set("AUTH_ALLOW_ALL", "true").set("LOG_LEVEL", "trace"))
+        .await?;
     anyone.connect(unknown).await?.close().await?;
     let mut anyone = anyone;
     anyone.terminate().await?;
     anyone.ended().await?;
-    ensure!(!anyone.output().contains(unknown), "the log holds the whole token {unknown} under AUTH_ALLOW_ALL");
+    ensure!(
+        !anyone.output().contains(unknown),
+        "the log holds the whole token {unknown} under AUTH_ALLOW_ALL"
+    );
     Ok(())
 }

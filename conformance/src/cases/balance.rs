@@ -14,10 +14,34 @@ use crate::wire::{frame, list, with};
 pub(super) fn cases() -> Vec<Case> {
     use Needs::{Broker, Nothing};
     vec![
-        case!("C-079", Both, Nothing, "one member of a group gets each message, and every ordinary subscriber", one_member),
-        case!("C-080", Both, Broker, "keeps groups of different apps, projects, topics and filter keys apart", apart),
-        case!("C-081", Extended, Nothing, "skips a suppressed sender when choosing a member", suppressed_sender),
-        case!("C-082", Both, Nothing, "moves a connection between broadcast and load-balanced on re-subscribe", moved),
+        case!(
+            "C-079",
+            Both,
+            Nothing,
+            "one member of a group gets each message, and every ordinary subscriber",
+            one_member
+        ),
+        case!(
+            "C-080",
+            Both,
+            Broker,
+            "keeps groups of different apps, projects, topics and filter keys apart",
+            apart
+        ),
+        case!(
+            "C-081",
+            Extended,
+            Nothing,
+            "skips a suppressed sender when choosing a member",
+            suppressed_sender
+        ),
+        case!(
+            "C-082",
+            Both,
+            Nothing,
+            "moves a connection between broadcast and load-balanced on re-subscribe",
+            moved
+        ),
     ]
 }
 
@@ -75,7 +99,8 @@ async fn one_member(context: Context) -> Result<()> {
     let gone = first.remove(0);
     gone.close().await?;
     let mut stay = first.remove(0);
-    stay.ask_for(frame! {"type" => "unsubscribe", "topic" => topic}, frame! {"type" => "unsubscribed"}).await?;
+    stay.ask_for(frame! {"type" => "unsubscribe", "topic" => topic}, frame! {"type" => "unsubscribed"})
+        .await?;
     settled(&mut publisher, &mut first[0], topic).await?;
     for at in 0..6_u64 {
         publisher.publish(topic, at).await?;
@@ -102,10 +127,12 @@ async fn settled(publisher: &mut Client, left: &mut Client, topic: &str) -> Resu
 
 /// C-080: the same group name everywhere.
 async fn apart(context: Context) -> Result<()> {
-    let rule = |app: &str| json!([
-        {"pattern": "t/x", "topic": "room/x", "permission": "pubSub", "app_id": app},
-        {"pattern": "t/y", "topic": "room/y", "permission": "pubSub", "app_id": app},
-    ]);
+    let rule = |app: &str| {
+        json!([
+            {"pattern": "t/x", "topic": "room/x", "permission": "pubSub", "app_id": app},
+            {"pattern": "t/y", "topic": "room/y", "permission": "pubSub", "app_id": app},
+        ])
+    };
     let mut other_project = actor("c", rule("app-a"));
     other_project["projectId"] = json!("another");
     let tokens = json!({
@@ -217,9 +244,12 @@ async fn moved(context: Context) -> Result<()> {
     publish(&mut publisher).await?;
     shared(&received(&mut members).await?, 6).context("in one group")?;
 
-    members[0].ask_for(typed("subscribe", frame! {"topic" => topic}), frame! {"loadBalance" => false}).await?;
+    members[0]
+        .ask_for(typed("subscribe", frame! {"topic" => topic}), frame! {"loadBalance" => false})
+        .await?;
     publish(&mut publisher).await?;
-    expect(&received(&mut members).await?, [Some(6), Some(6)]).context("one broadcast, one alone in the group")?;
+    expect(&received(&mut members).await?, [Some(6), Some(6)])
+        .context("one broadcast, one alone in the group")?;
 
     let request = typed("subscribe", group(topic, "g"));
     members[0].ask_for(request, frame! {"type" => "subscribed", "loadBalance" => true}).await?;

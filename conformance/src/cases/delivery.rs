@@ -7,18 +7,42 @@ use rmpv::Value;
 use serde_json::json;
 
 use crate::broker::{Launch, actor};
-use crate::client::Client;
+use crate::client::{Client, Values};
 use crate::suite::{Case, Context, Needs, case};
 use crate::wire::{frame, get, holds, kind, lacks, list, text, with};
 
 pub(super) fn cases() -> Vec<Case> {
     use Needs::{Broker, Nothing};
     vec![
-        case!("C-064", Both, Nothing, "preserves the order of one connection's publishes to one topic", order),
-        case!("C-065", Both, Nothing, "withholds an echo: false message from the publishing connection only", echo),
+        case!(
+            "C-064",
+            Both,
+            Nothing,
+            "preserves the order of one connection's publishes to one topic",
+            order
+        ),
+        case!(
+            "C-065",
+            Both,
+            Nothing,
+            "withholds an echo: false message from the publishing connection only",
+            echo
+        ),
         case!("C-067", Both, Nothing, "stamps from and fromType from the connection", sender),
-        case!("C-068", Both, Nothing, "delivers payloads containing _from, _data, _msgId, _sender unchanged", reserved_keys),
-        case!("C-069", Both, Broker, "msgId and requiresAck when recording is on, neither when off", recording),
+        case!(
+            "C-068",
+            Both,
+            Nothing,
+            "delivers payloads containing _from, _data, _msgId, _sender unchanged",
+            reserved_keys
+        ),
+        case!(
+            "C-069",
+            Both,
+            Broker,
+            "msgId and requiresAck when recording is on, neither when off",
+            recording
+        ),
     ]
 }
 
@@ -39,7 +63,7 @@ async fn order(context: Context) -> Result<()> {
         let pad = "p".repeat(if at % 2 == 0 { 10 } else { 20_000 });
         for (number, publisher) in publishers.iter_mut().enumerate() {
             let publish = frame! {"type" => "publish", "topic" => topic, "data" => list![number, at, pad.as_str()],
-                "filter" => (at % 3).to_string()};
+            "filter" => (at % 3).to_string()};
             publisher.send(publish).await?;
         }
     }
@@ -47,7 +71,7 @@ async fn order(context: Context) -> Result<()> {
     let own = first.settle().await?;
     second.quiet().await?;
     // The publisher's own marker may overtake the other's messages; they count where the others look.
-    let mut lists = vec![own];
+    let mut lists: Vec<Values> = vec![own];
     for subscriber in &mut subscribers {
         lists.push(subscriber.messages().await?);
     }
@@ -87,12 +111,17 @@ async fn echo(context: Context) -> Result<()> {
         client.one_message(frame! {"data" => "loud"}).await?;
     }
 
-    publisher.publish_as(frame! {"topic" => topic, "data" => "kept", "echo" => false, "retain" => true}).await?;
+    publisher
+        .publish_as(frame! {"topic" => topic, "data" => "kept", "echo" => false, "retain" => true})
+        .await?;
     publisher.subscribe(topic).await?;
     publisher.quiet().await.context("the retained copy, subscribing again on the publishing connection")?;
     same_actor.settle().await?;
     same_actor.subscribe(topic).await?;
-    same_actor.one_message(frame! {"data" => "kept"}).await.context("the retained copy, another connection")?;
+    same_actor
+        .one_message(frame! {"data" => "kept"})
+        .await
+        .context("the retained copy, another connection")?;
     if context.extended() {
         publisher.publish_as(frame! {"topic" => topic, "data" => Value::Nil, "retain" => true}).await?;
     }
@@ -115,7 +144,7 @@ async fn sender(context: Context) -> Result<()> {
             frame! {"_sender" => "forged", "_data" => 1, "_msgId" => "forged"},
         ] {
             let publish = frame! {"topic" => topic.as_str(), "data" => data.clone(), "from" => other.as_str(), "fromType" => "server",
-                "_from" => "forged", "msgId" => "forged", "timestamp" => 1, "sourceTopic" => "forged"};
+            "_from" => "forged", "msgId" => "forged", "timestamp" => 1, "sourceTopic" => "forged"};
             client.publish_as(publish).await?;
             let expected = frame! {"data" => data, "from" => actor.as_str(), "fromType" => "actor"};
             let message = subscriber.one_message(expected).await?;
@@ -162,7 +191,7 @@ fn is_uuid_4(text: &str) -> bool {
 }
 
 /// Two messages to subscribers of all kinds; gives what each received.
-async fn to_all_kinds(publisher: &mut Client, subscribers: &mut [Client]) -> Result<Vec<Vec<Value>>> {
+async fn to_all_kinds(publisher: &mut Client, subscribers: &mut [Client]) -> Result<Vec<Values>> {
     let kinds = [
         frame! {"topic" => "t/x"},
         frame! {"topic" => "t/#"},
@@ -173,7 +202,9 @@ async fn to_all_kinds(publisher: &mut Client, subscribers: &mut [Client]) -> Res
         subscriber.subscribe_as(kind).await?;
     }
     for data in [1, 2] {
-        publisher.publish_as(frame! {"topic" => "t/x", "data" => data, "filter" => "f", "retain" => true}).await?;
+        publisher
+            .publish_as(frame! {"topic" => "t/x", "data" => data, "filter" => "f", "retain" => true})
+            .await?;
     }
     let mut received = Vec::new();
     for subscriber in subscribers {
@@ -199,7 +230,10 @@ async fn recording(context: Context) -> Result<()> {
         let retained = late.messages().await?;
         ensure!(retained.len() == 1, "expected the retained message, got {retained:?}");
         for messages in &received {
-            ensure!(messages.len() == 2 && messages.iter().all(|message| kind(message) == "message"), "got {messages:?}");
+            ensure!(
+                messages.len() == 2 && messages.iter().all(|message| kind(message) == "message"),
+                "got {messages:?}"
+            );
         }
         if recording == "false" {
             received.push(retained);

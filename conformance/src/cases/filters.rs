@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, ensure};
 use rmpv::Value;
 use serde_json::Value as Json;
 
-use crate::client::{Client, typed};
+use crate::client::{Client, Values, typed};
 use crate::suite::{Case, Context, Needs, case};
 use crate::vectors;
 use crate::wire::{brief, frame, get, holds, kind, lacks, list, with};
@@ -13,12 +13,36 @@ pub(super) fn cases() -> Vec<Case> {
     use Needs::Nothing;
     vec![
         case!("C-052", Both, Nothing, "decides every case of filters.json", vector_cases),
-        case!("C-053", Both, Nothing, "delivers filtered messages to unfiltered subscriptions, with filter set", unfiltered_subscription),
-        case!("C-054", Both, Nothing, "delivers no unfiltered message to a filtered subscription", unfiltered_message),
+        case!(
+            "C-053",
+            Both,
+            Nothing,
+            "delivers filtered messages to unfiltered subscriptions, with filter set",
+            unfiltered_subscription
+        ),
+        case!(
+            "C-054",
+            Both,
+            Nothing,
+            "delivers no unfiltered message to a filtered subscription",
+            unfiltered_message
+        ),
         case!("C-055", Both, Nothing, "composite keys: per-character lowercase, byte order", composite_keys),
         case!("C-056", Both, Nothing, "accepts 100 filters and refuses 101", hundred),
-        case!("C-057", Both, Nothing, "answers setFilters without subscription with not_subscribed", not_subscribed),
-        case!("C-058", Both, Nothing, "keeps the mode through setFilters, echoes the filters as sent", set_filters),
+        case!(
+            "C-057",
+            Both,
+            Nothing,
+            "answers setFilters without subscription with not_subscribed",
+            not_subscribed
+        ),
+        case!(
+            "C-058",
+            Both,
+            Nothing,
+            "keeps the mode through setFilters, echoes the filters as sent",
+            set_filters
+        ),
     ]
 }
 
@@ -76,9 +100,10 @@ async fn subscribe_case(context: &Context, case: &Json) -> Result<()> {
             continue;
         }
         ensure!(matches!(kind(&reply), "subscribed" | "filtersUpdated"), "{request}: {}", brief(&reply));
-        let keys: Vec<&str> = expect["keys"].as_array().context("keys")?.iter().filter_map(Json::as_str).collect();
+        let keys: Vec<&str> =
+            expect["keys"].as_array().context("keys")?.iter().filter_map(Json::as_str).collect();
         let mut publisher = context.bob().await?;
-        let mut expected = Vec::new();
+        let mut expected = Values::default();
         if keys.is_empty() {
             publisher.publish(&topic, "unfiltered").await?;
             expected.push(Value::from("unfiltered"));
@@ -127,7 +152,10 @@ async fn publish_case(context: &Context, case: &Json) -> Result<()> {
     let reply = publisher.try_publish(publish_of(case, &topic)?).await?;
     let expect = expectation(context, case);
     if expect.get("error").is_some() {
-        holds(&reply, &frame! {"type" => "error", "code" => 42960, "error" => "invalid_filter", "topic" => topic.as_str()})?;
+        holds(
+            &reply,
+            &frame! {"type" => "error", "code" => 42960, "error" => "invalid_filter", "topic" => topic.as_str()},
+        )?;
         ensure!(get(&reply, "detail").is_some_and(Value::is_str), "no `detail` in {}", brief(&reply));
         return client.quiet().await;
     }
@@ -142,7 +170,9 @@ async fn publish_case(context: &Context, case: &Json) -> Result<()> {
 async fn match_case(context: &Context, case: &Json) -> Result<()> {
     let topic = context.topic("f");
     let mut client = context.alice().await?;
-    client.subscribe_as(frame! {"topic" => topic.as_str(), "filters" => vectors::value(&case["filters"])?}).await?;
+    client
+        .subscribe_as(frame! {"topic" => topic.as_str(), "filters" => vectors::value(&case["filters"])?})
+        .await?;
     let mut publisher = context.bob().await?;
     publisher.publish_as(publish_of(case, &topic)?).await?;
     if case["expect"] != true {
@@ -219,8 +249,13 @@ async fn composite_keys(context: Context) -> Result<()> {
         (vec!["10", "9", "1"], "1|10|9"),
     ] {
         let filters = Value::Array(values.iter().map(|value| Value::from(*value)).collect());
-        publisher.publish_as(frame! {"topic" => topic.as_str(), "data" => 1, "filters" => filters.clone()}).await?;
-        client.one_message(frame! {"filter" => key}).await.with_context(|| format!("the group {values:?}"))?;
+        publisher
+            .publish_as(frame! {"topic" => topic.as_str(), "data" => 1, "filters" => filters.clone()})
+            .await?;
+        client
+            .one_message(frame! {"filter" => key})
+            .await
+            .with_context(|| format!("the group {values:?}"))?;
         if values.len() < 2 {
             continue;
         }
@@ -229,7 +264,10 @@ async fn composite_keys(context: Context) -> Result<()> {
         let reversed = Value::Array(values.iter().rev().map(|value| Value::from(*value)).collect());
         grouped.subscribe_as(frame! {"topic" => topic.as_str(), "filters" => list![reversed]}).await?;
         publisher.publish_as(frame! {"topic" => topic.as_str(), "data" => 2, "filters" => filters}).await?;
-        grouped.one_message(frame! {"filter" => key}).await.with_context(|| format!("subscribed to {values:?}"))?;
+        grouped
+            .one_message(frame! {"filter" => key})
+            .await
+            .with_context(|| format!("subscribed to {values:?}"))?;
         client.settle().await?;
     }
     Ok(())
@@ -241,15 +279,23 @@ async fn hundred(context: Context) -> Result<()> {
     let topic = topic.as_str();
     let mut client = context.alice().await?;
     let plain = |count: usize| Value::Array((0..count).map(|at| Value::from(format!("f{at}"))).collect());
-    let groups = |count: usize| Value::Array((0..count).map(|at| list![format!("f{at}"), "x", "y"]).collect());
-    for (filters, accepted) in [(plain(100), true), (plain(101), false), (groups(100), true), (groups(101), false)] {
+    let groups =
+        |count: usize| Value::Array((0..count).map(|at| list![format!("f{at}"), "x", "y"]).collect());
+    for (filters, accepted) in
+        [(plain(100), true), (plain(101), false), (groups(100), true), (groups(101), false)]
+    {
         for request in ["subscribe", "setFilters"] {
-            let reply = client.ask(typed(request, frame! {"topic" => topic, "filters" => filters.clone()})).await?;
+            let reply =
+                client.ask(typed(request, frame! {"topic" => topic, "filters" => filters.clone()})).await?;
             if accepted {
                 let reply = kind(&reply).to_owned();
-                ensure!(matches!(reply.as_str(), "subscribed" | "filtersUpdated"), "100 filters by {request}: {reply}");
+                ensure!(
+                    matches!(reply.as_str(), "subscribed" | "filtersUpdated"),
+                    "100 filters by {request}: {reply}"
+                );
             } else {
-                subscribe_error(&context, &reply, topic, TOO_MANY).with_context(|| format!("101 filters by {request}"))?;
+                subscribe_error(&context, &reply, topic, TOO_MANY)
+                    .with_context(|| format!("101 filters by {request}"))?;
             }
         }
     }
@@ -269,7 +315,12 @@ async fn not_subscribed(context: Context) -> Result<()> {
         lacks(&reply, &["code"])?;
         if name != topic {
             client.subscribe(&topic).await?;
-            client.ask_for(frame! {"type" => "unsubscribe", "topic" => topic.as_str()}, frame! {"type" => "unsubscribed"}).await?;
+            client
+                .ask_for(
+                    frame! {"type" => "unsubscribe", "topic" => topic.as_str()},
+                    frame! {"type" => "unsubscribed"},
+                )
+                .await?;
         }
     }
     Ok(())
@@ -298,21 +349,33 @@ async fn set_filters(context: Context) -> Result<()> {
     for filters in [list!["VIP", list!["B", "a"]], list![list!["b", "A"], "VIP"], list![]] {
         for member in &mut members {
             let request = frame! {"type" => "setFilters", "topic" => topic, "filters" => filters.clone()};
-            member.ask_for(request, frame! {"type" => "filtersUpdated", "topic" => topic, "filters" => filters.clone()}).await?;
+            member
+                .ask_for(
+                    request,
+                    frame! {"type" => "filtersUpdated", "topic" => topic, "filters" => filters.clone()},
+                )
+                .await?;
         }
         for _ in 0..3 {
             publisher.publish_as(keyed(topic, "a|b", "composite")).await?;
             publisher.publish_as(keyed(topic, "VIP", "vip")).await?;
         }
         let shares = counts(&mut members).await?;
-        ensure!(shares.iter().sum::<usize>() == 6, "six messages were received {shares:?} times, with filters {filters}");
+        ensure!(
+            shares.iter().sum::<usize>() == 6,
+            "six messages were received {shares:?} times, with filters {filters}"
+        );
     }
     for bad in [list!["a|b"], list![list!["alone"]]] {
-        let reply = members[0].ask(frame! {"type" => "setFilters", "topic" => topic, "filters" => bad}).await?;
+        let reply =
+            members[0].ask(frame! {"type" => "setFilters", "topic" => topic, "filters" => bad}).await?;
         subscribe_error(&context, &reply, topic, BAD_CHARS)?;
     }
     publisher.publish(topic, "still").await?;
     let shares = counts(&mut members).await?;
-    ensure!(shares.iter().sum::<usize>() == 1, "after a refused setFilters one message was received {shares:?} times");
+    ensure!(
+        shares.iter().sum::<usize>() == 1,
+        "after a refused setFilters one message was received {shares:?} times"
+    );
     Ok(())
 }

@@ -15,22 +15,63 @@ use crate::wire::{brief, encode, frame, get, holds, kind, lacks, list, text};
 pub(super) fn cases() -> Vec<Case> {
     use Needs::{Beyond, Broker, Nothing};
     vec![
-        case!("C-018", Both, Nothing, "answers frames before authentication with not_authenticated, stays open", before_auth),
-        case!("C-019", Both, Nothing, "keeps the connection open after a failed auth, accepts a later one", second_try),
-        case!("C-020", Both, Nothing, "replies with the smaller version; an unusable one counts as 1", versions),
+        case!(
+            "C-018",
+            Both,
+            Nothing,
+            "answers frames before authentication with not_authenticated, stays open",
+            before_auth
+        ),
+        case!(
+            "C-019",
+            Both,
+            Nothing,
+            "keeps the connection open after a failed auth, accepts a later one",
+            second_try
+        ),
+        case!(
+            "C-020",
+            Both,
+            Nothing,
+            "replies with the smaller version; an unusable one counts as 1",
+            versions
+        ),
         case!("C-021", Both, Nothing, "reports an unknown token as access_denied", unknown_token),
-        case!("C-022", Both, Broker, "reports connection_limit_reached exactly at the maximum", connection_limit),
-        case!("C-024", Both, Beyond("needs an HTTP auth back end"), "authentication_failed and connection_failed", nothing),
+        case!(
+            "C-022",
+            Both,
+            Broker,
+            "reports connection_limit_reached exactly at the maximum",
+            connection_limit
+        ),
+        case!(
+            "C-024",
+            Both,
+            Beyond("needs an HTTP auth back end"),
+            "authentication_failed and connection_failed",
+            nothing
+        ),
         case!("C-025", Extended, Nothing, "refuses a second auth and keeps the identity", second_auth),
         case!("C-026", Extended, Nothing, "closes with 1008 after five failed auth frames", five_failures),
-        case!("C-027", Both, Nothing, "echoes an empty binary message when authenticated and not before", heartbeat),
+        case!(
+            "C-027",
+            Both,
+            Nothing,
+            "echoes an empty binary message when authenticated and not before",
+            heartbeat
+        ),
         case!("C-028", Both, Broker, "closes with 1000 after silence, whatever it sends itself", idle),
-        case!("C-040", Both, Broker, "AUTH_ALLOW_ALL authenticates any token with the identity of 21.1", allow_all),
+        case!(
+            "C-040",
+            Both,
+            Broker,
+            "AUTH_ALLOW_ALL authenticates any token with the identity of 21.1",
+            allow_all
+        ),
     ]
 }
 
 /// For statements that are listed and not run.
-#[expect(clippy::unused_async, reason = "the table holds asynchronous functions")]
 pub(super) async fn nothing(_: Context) -> Result<()> {
     bail!("this case is never run")
 }
@@ -71,7 +112,8 @@ async fn second_try(context: Context) -> Result<()> {
     let mut client = context.open().await?;
     for token in ["no such token", "", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhIn0.c2ln"] {
         let reply = client.auth(token).await?;
-        holds(&reply, &frame! {"type" => "auth", "success" => false}).with_context(|| format!("the token `{token}`"))?;
+        holds(&reply, &frame! {"type" => "auth", "success" => false})
+            .with_context(|| format!("the token `{token}`"))?;
         let request = frame! {"type" => "getPresence"};
         client.ask_for(request, frame! {"type" => "error", "error" => "not_authenticated"}).await?;
     }
@@ -203,7 +245,10 @@ async fn heartbeat(context: Context) -> Result<()> {
         }
         let incoming = client.settle_all().await?;
         let echoes = incoming.iter().filter(|incoming| matches!(incoming, Incoming::Heartbeat)).count();
-        ensure!(echoes == beats && incoming.len() == beats, "{beats} heartbeats were answered with {incoming:?}");
+        ensure!(
+            echoes == beats && incoming.len() == beats,
+            "{beats} heartbeats were answered with {incoming:?}"
+        );
     }
     Ok(())
 }
@@ -212,7 +257,7 @@ async fn heartbeat(context: Context) -> Result<()> {
 /// live on by heartbeats, by pings and by frames alone.
 async fn idle(context: Context) -> Result<()> {
     const IDLE: Duration = Duration::from_millis(1_500);
-    let broker = context.start(Launch::demo().set("WS_IDLE_TIMEOUT_MS", IDLE.as_millis())).await?;
+    let broker = context.start(Launch::demo().set("WS_IDLE_TIMEOUT_MS", IDLE)).await?;
     let topic = "demo/general/idle";
     let began = Instant::now();
     let mut listener = broker.connect("dev-token-bob").await?;
@@ -234,7 +279,9 @@ async fn idle(context: Context) -> Result<()> {
         loop {
             beating.heartbeat().await?;
             pinging.send_message(Message::Ping(b"p".to_vec().into())).await?;
-            publishing.send_bytes(encode(&frame! {"type" => "publish", "topic" => topic, "data" => 1})).await?;
+            publishing
+                .send_bytes(encode(&frame! {"type" => "publish", "topic" => topic, "data" => 1}))
+                .await?;
             tokio::time::sleep(IDLE / 8).await;
             if began.elapsed() > IDLE * 3 {
                 return anyhow::Ok(());

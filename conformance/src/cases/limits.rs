@@ -15,10 +15,34 @@ use crate::wire::{encode, frame, get, holds, kind, lacks, with};
 pub(super) fn cases() -> Vec<Case> {
     use Needs::{Beyond, Broker, Nothing};
     vec![
-        case!("C-073", Both, Broker, "refuses the 51st publish of a second with 42910, accepts the first of the next", rate),
-        case!("C-074", Both, Nothing, "accepts a payload of exactly the limit, refuses one byte more with 42930", payload_limit),
-        case!("C-075", Both, Broker, "applies the token's limits (kraken: PUBLISH_RATE_LIMIT and 921,600)", token_limits),
-        case!("C-076", Both, Beyond("needs an HTTP control back end"), "refuses publishes of a blocked project", nothing),
+        case!(
+            "C-073",
+            Both,
+            Broker,
+            "refuses the 51st publish of a second with 42910, accepts the first of the next",
+            rate
+        ),
+        case!(
+            "C-074",
+            Both,
+            Nothing,
+            "accepts a payload of exactly the limit, refuses one byte more with 42930",
+            payload_limit
+        ),
+        case!(
+            "C-075",
+            Both,
+            Broker,
+            "applies the token's limits (kraken: PUBLISH_RATE_LIMIT and 921,600)",
+            token_limits
+        ),
+        case!(
+            "C-076",
+            Both,
+            Beyond("needs an HTTP control back end"),
+            "refuses publishes of a blocked project",
+            nothing
+        ),
         case!("C-077", Both, Broker, "checks in the order rate, grant, size, quota, filter", check_order),
     ]
 }
@@ -38,7 +62,8 @@ async fn next_second() {
 async fn burst(client: &mut Client, topic: &str, count: u64) -> Result<Option<u64>> {
     next_second().await;
     let began = Instant::now();
-    let publish = |at: u64| frame! {"type" => "publish", "topic" => topic, "data" => at, "msgRef" => format!("b-{at}")};
+    let publish =
+        |at: u64| frame! {"type" => "publish", "topic" => topic, "data" => at, "msgRef" => format!("b-{at}")};
     client.send_all((0..count).map(publish)).await?;
     let mut accepted = 0;
     for at in 0..count {
@@ -46,7 +71,12 @@ async fn burst(client: &mut Client, topic: &str, count: u64) -> Result<Option<u6
         match kind(&reply) {
             "published" if accepted == at => accepted += 1,
             "published" => bail!("publish {at} was accepted after one had been refused"),
-            _ => holds(&reply, &frame! {"type" => "error", "code" => 42910, "error" => "rate_limit_exceeded"})?,
+            _ => {
+                holds(
+                    &reply,
+                    &frame! {"type" => "error", "code" => 42910, "error" => "rate_limit_exceeded"},
+                )?;
+            }
         }
     }
     Ok((began.elapsed() < Duration::from_millis(900)).then_some(accepted))
@@ -82,7 +112,11 @@ async fn rate(context: Context) -> Result<()> {
     let mut refused = 0;
     while kind(&client.try_publish(frame! {"topic" => topic, "data" => "again"}).await?) == "error" {
         refused += 1;
-        ensure!(began.elapsed() < Duration::from_secs(2), "still refused {:?} after the burst", began.elapsed());
+        ensure!(
+            began.elapsed() < Duration::from_secs(2),
+            "still refused {:?} after the burst",
+            began.elapsed()
+        );
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     let heard = listener.payloads().await?;
@@ -96,9 +130,15 @@ async fn rate(context: Context) -> Result<()> {
     expect_rate(&mut client, topic, 50).await
 }
 
-/// A text whose MessagePack form has this many bytes, of which five are the header.
+/// A text whose MessagePack form has this many bytes.
 fn sized(bytes: usize) -> String {
-    "x".repeat(bytes - 5)
+    let header = match bytes {
+        0..=32 => 1,
+        33..=257 => 2,
+        258..=65_538 => 3,
+        _ => 5,
+    };
+    "x".repeat(bytes - header)
 }
 
 /// A payload of `limit` bytes is accepted, and one of a byte more refused.
@@ -108,7 +148,7 @@ async fn expect_payload_limit(client: &mut Client, topic: &str, limit: usize) ->
     client.publish(topic, exact).await.with_context(|| format!("a payload of exactly {limit} bytes"))?;
     let reply = client.try_publish(frame! {"topic" => topic, "data" => sized(limit + 1)}).await?;
     let expected = frame! {"type" => "error", "code" => 42930, "error" => "message_too_large", "topic" => topic,
-        "maxSizeBytes" => limit};
+    "maxSizeBytes" => limit};
     holds(&reply, &expected).with_context(|| format!("a payload of {} bytes", limit + 1))
 }
 
@@ -129,17 +169,30 @@ async fn payload_limit(context: Context) -> Result<()> {
         [|size| Value::from(vec![0xff_u8; size - 5]), |size| Value::Array(vec![Value::Nil; size - 5])];
     for make in makers {
         client.publish(&topic, make(PAYLOAD_LIMIT)).await?;
-        holds(&client.try_publish(frame! {"topic" => topic.as_str(), "data" => make(PAYLOAD_LIMIT + 1)}).await?, &over)?;
+        holds(
+            &client
+                .try_publish(frame! {"topic" => topic.as_str(), "data" => make(PAYLOAD_LIMIT + 1)})
+                .await?,
+            &over,
+        )?;
         listener.messages().await?;
     }
     for (size, reply) in [(PAYLOAD_LIMIT, "published"), (PAYLOAD_LIMIT + 1, "error")] {
-        let text = format!(r#"{{"type":"publish","topic":"{topic}","data":"{}","msgRef":"json"}}"#, sized(size));
+        let text =
+            format!(r#"{{"type":"publish","topic":"{topic}","data":"{}","msgRef":"json"}}"#, sized(size));
         client.send_text(&text).await?;
-        client.expect(frame! {"type" => reply, "msgRef" => "json"}).await.with_context(|| format!("JSON of {size} bytes"))?;
+        client
+            .expect(frame! {"type" => reply, "msgRef" => "json"})
+            .await
+            .with_context(|| format!("JSON of {size} bytes"))?;
     }
     // Escapes make the JSON form longer than what counts.
     let escaped = r"\u0041".repeat(100_000);
-    client.send_text(&format!(r#"{{"type":"publish","topic":"{topic}","data":"{escaped}","msgRef":"escaped"}}"#)).await?;
+    client
+        .send_text(&format!(
+            r#"{{"type":"publish","topic":"{topic}","data":"{escaped}","msgRef":"escaped"}}"#
+        ))
+        .await?;
     client.expect(frame! {"type" => "published", "msgRef" => "escaped"}).await?;
     Ok(())
 }
@@ -199,7 +252,10 @@ async fn check_order(context: Context) -> Result<()> {
     };
     let fresh = || broker.connect("dev-token-alice");
     let mut client = fresh().await?;
-    client.ask_for(publish("no/such/topic", "1"), frame! {"code" => 42940}).await.context("grant before size")?;
+    client
+        .ask_for(publish("no/such/topic", "1"), frame! {"code" => 42940})
+        .await
+        .context("grant before size")?;
     let mut client = fresh().await?;
     client.ask_for(publish(topic, "2"), frame! {"code" => 42930}).await.context("size before filter")?;
     let mut client = fresh().await?;

@@ -34,9 +34,7 @@ async fn start(context: &Context) -> Result<Broker> {
         {"lobby_slug": "hall", "lobby_id": "id-hall"}, {"lobby_slug": "hall", "lobby_id": "id-annex"},
         {"lobby_slug": "attic", "lobby_id": "id-attic"}, {"lobby_slug": "no-id"}, {"lobby_id": "no-slug"},
     ]);
-    let painter = |name: &str| {
-        json!({"actorTokenId": name, "projectId": "p", "allowedTopics": rooms, "allowedLobbies": lobbies})
-    };
+    let painter = |name: &str| json!({"actorTokenId": name, "projectId": "p", "allowedTopics": rooms, "allowedLobbies": lobbies});
     let narrow = json!([{"lobby_slug": "hall", "lobby_id": "id-hall", "rooms": ["id-red"]}]);
     context
         .start(Launch::tokens(json!({
@@ -65,7 +63,9 @@ async fn unlisted(context: Context) -> Result<()> {
         client.ask_for(request, frame! {"type" => "lobbyUnsubscribed", "lobbyId" => name}).await?;
     }
     let request = frame! {"type" => "lobbySubscribe", "lobbyId" => context.lobby.as_str()};
-    client.ask_for(request, frame! {"type" => "lobbySubscribed", "lobbyId" => context.lobby.as_str()}).await?;
+    client
+        .ask_for(request, frame! {"type" => "lobbySubscribed", "lobbyId" => context.lobby.as_str()})
+        .await?;
     let request = frame! {"type" => "lobbyUnsubscribe", "lobbyId" => context.lobby.as_str()};
     let frames = {
         client.send(request).await?;
@@ -86,16 +86,25 @@ async fn snapshot(context: Context) -> Result<()> {
     let mut ann = broker.connect("ann").await?;
     enter(&mut ann, "red", "watching").await?;
     let mut observer = broker.connect("ann").await?;
-    for (request, reply) in [("lobbySubscribe", "lobbySubscribed"), ("getLobbyPresence", "lobbyPresenceList")] {
+    for (request, reply) in [("lobbySubscribe", "lobbySubscribed"), ("getLobbyPresence", "lobbyPresenceList")]
+    {
         let expected = frame! {"type" => reply, "lobbyId" => "hall"};
         let frame = observer.ask_for(frame! {"type" => request, "lobbyId" => "hall"}, expected).await?;
         lacks(&frame, &["truncated"])?;
         let presence = get(&frame, "presence").cloned().unwrap_or(Value::Nil);
         let rooms = presence.as_map().with_context(|| format!("no map of rooms in {}", brief(&frame)))?;
         ensure!(rooms.len() == 2, "expected two rooms in {}", brief(&presence));
-        ensure!(get(&presence, "blue") == Some(&frame! {}), "an empty room is missing in {}", brief(&presence));
+        ensure!(
+            get(&presence, "blue") == Some(&frame! {}),
+            "an empty room is missing in {}",
+            brief(&presence)
+        );
         let red = get(&presence, "red").with_context(|| format!("no room red in {}", brief(&presence)))?;
-        ensure!(red.as_map().is_some_and(|members| members.len() == 2), "expected two members in {}", brief(red));
+        ensure!(
+            red.as_map().is_some_and(|members| members.len() == 2),
+            "expected two members in {}",
+            brief(red)
+        );
         for (actor, data) in [("ann", "watching"), ("ben", "painting")] {
             let entry = get(red, actor).with_context(|| format!("no {actor} in {}", brief(red)))?;
             holds(entry, &frame! {"actorTokenId" => actor, "presence" => data})?;
@@ -136,10 +145,20 @@ async fn slugs(context: Context) -> Result<()> {
     let hall: Vec<&Value> = events.iter().filter(|event| text(event, "lobbyId") == "hall").collect();
     ensure!(attic.len() + hall.len() == events.len(), "events of other lobbies among {events:?}");
     // One slug with two ids may tell each event once or once per id; a lobby with one id tells it once.
-    ensure!(hall.len() == attic.len() || hall.len() == 2 * attic.len(), "attic told {attic:?}, hall {hall:?}");
-    let told: Vec<(&str, &str)> = attic.iter().map(|event| (text(event, "event"), text(event, "roomId"))).collect();
-    let expected =
-        [("join", "red"), ("update", "red"), ("update", "red"), ("leave", "red"), ("join", "blue"), ("update", "blue")];
+    ensure!(
+        hall.len() == attic.len() || hall.len() == 2 * attic.len(),
+        "attic told {attic:?}, hall {hall:?}"
+    );
+    let told: Vec<(&str, &str)> =
+        attic.iter().map(|event| (text(event, "event"), text(event, "roomId"))).collect();
+    let expected = [
+        ("join", "red"),
+        ("update", "red"),
+        ("update", "red"),
+        ("leave", "red"),
+        ("join", "blue"),
+        ("update", "blue"),
+    ];
     ensure!(told == expected, "the lobby told of {told:?}");
     for event in &events {
         let data = match text(event, "event") {
@@ -148,13 +167,15 @@ async fn slugs(context: Context) -> Result<()> {
         };
         ensure!(!data.is_nil(), "not the presence data itself in {}", brief(event));
         holds(event, &frame! {"type" => "lobbyPresence", "actorId" => "ben", "data" => data})?;
-        let ids: &[&str] = if text(event, "lobbyId") == "attic" { &["id-attic"] } else { &["id-hall", "id-annex"] };
+        let ids: &[&str] =
+            if text(event, "lobbyId") == "attic" { &["id-attic"] } else { &["id-hall", "id-annex"] };
         ensure!(ids.contains(&text(event, "lobbyUuid")), "the wrong lobbyUuid in {}", brief(event));
     }
     let request = frame! {"type" => "lobbyUnsubscribe", "lobbyId" => "hall"};
     observer.ask_for(request, frame! {"type" => "lobbyUnsubscribed", "lobbyId" => "hall"}).await?;
     ben.close().await?;
-    let event = observer.expect(frame! {"type" => "lobbyPresence", "event" => "leave", "lobbyId" => "attic"}).await?;
+    let event =
+        observer.expect(frame! {"type" => "lobbyPresence", "event" => "leave", "lobbyId" => "attic"}).await?;
     holds(&event, &frame! {"roomId" => "blue", "actorId" => "ben", "data" => frame! {}})?;
     observer.quiet().await
 }

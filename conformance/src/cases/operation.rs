@@ -16,8 +16,20 @@ pub(super) fn cases() -> Vec<Case> {
     use Needs::{Broker, Nothing};
     vec![
         case!("C-110", Both, Nothing, "answers /health with 200 and {\"status\":\"ok\"}", health),
-        case!("C-125", Extended, Broker, "on SIGTERM sends disconnect, closes with 1012, exits in time", shutdown),
-        case!("C-126", Extended, Broker, "closes a consumer whose backlog exceeds the limit with 4008", slow_consumer),
+        case!(
+            "C-125",
+            Extended,
+            Broker,
+            "on SIGTERM sends disconnect, closes with 1012, exits in time",
+            shutdown
+        ),
+        case!(
+            "C-126",
+            Extended,
+            Broker,
+            "closes a consumer whose backlog exceeds the limit with 4008",
+            slow_consumer
+        ),
         case!("C-128", Both, Broker, "starts with every variable that kraken documents", kraken_variables),
     ]
 }
@@ -30,7 +42,8 @@ async fn health(context: Context) -> Result<()> {
         if method == "HEAD" {
             continue;
         }
-        let json: serde_json::Value = serde_json::from_slice(&body).with_context(|| format!("{method} /health is no JSON"))?;
+        let json: serde_json::Value =
+            serde_json::from_slice(&body).with_context(|| format!("{method} /health is no JSON"))?;
         ensure!(json == serde_json::json!({"status": "ok"}), "{method} /health was answered with {json}");
         let kind = head.header("content-type").unwrap_or_default();
         ensure!(kind.starts_with("application/json"), "{method} /health has the content type `{kind}`");
@@ -50,11 +63,13 @@ async fn narrow_stream(at: &http::Address) -> Result<tokio::net::TcpStream> {
 /// read; none of them holds the broker up.
 async fn shutdown(context: Context) -> Result<()> {
     const GRACE: Duration = Duration::from_secs(2);
-    let mut broker = context.start(Launch::demo().set("SHUTDOWN_GRACE_MS", GRACE.as_millis())).await?;
+    let mut broker = context.start(Launch::demo().set("SHUTDOWN_GRACE_MS", GRACE)).await?;
     let mut clients = vec![broker.connect("dev-token-alice").await?, broker.connect("dev-token-bob").await?];
     clients[0].subscribe("demo/general/x").await?;
     let mut stranger = broker.open().await?;
-    let deaf = Client::open_on(narrow_stream(&broker.address).await?, &broker.address, context.observed.clone()).await?;
+    let deaf =
+        Client::open_on(narrow_stream(&broker.address).await?, &broker.address, context.observed.clone())
+            .await?;
     let mut deaf = deaf.authenticated("dev-token-bob").await?;
     deaf.subscribe("demo/general/x").await?;
     let unfinished = broker.address.dial().await?;
@@ -82,7 +97,10 @@ async fn shutdown(context: Context) -> Result<()> {
     ensure!(late.await.is_err(), "a connection was accepted after SIGTERM");
     let status = broker.ended().await?;
     let took = began.elapsed();
-    ensure!(took <= GRACE + Duration::from_secs(1), "the process ended {took:?} after SIGTERM, {GRACE:?} being allowed");
+    ensure!(
+        took <= GRACE + Duration::from_secs(1),
+        "the process ended {took:?} after SIGTERM, {GRACE:?} being allowed"
+    );
     ensure!(status.success(), "the process ended with {status}");
     drop((deaf, unfinished));
     Ok(())
@@ -106,7 +124,10 @@ async fn slow_consumer(context: Context) -> Result<()> {
 
     let publishing = async {
         for at in 0..COUNT {
-            publisher.publish(topic, list![at, pad.as_str()]).await.with_context(|| format!("publish {at}"))?;
+            publisher
+                .publish(topic, list![at, pad.as_str()])
+                .await
+                .with_context(|| format!("publish {at}"))?;
         }
         anyhow::Ok(())
     };
@@ -126,12 +147,16 @@ async fn slow_consumer(context: Context) -> Result<()> {
     loop {
         match slow.next().await? {
             Incoming::Frame(frame) if crate::wire::kind(&frame) == "message" => received += 1,
-            Incoming::Frame(frame) => holds(&frame, &frame! {"type" => "disconnect", "reason" => "slow_consumer"})?,
+            Incoming::Frame(frame) => {
+                holds(&frame, &frame! {"type" => "disconnect", "reason" => "slow_consumer"})?;
+            }
             Incoming::Closed { code, reason } => {
                 ensure!((code, reason.as_str()) == (4008, "slow_consumer"), "closed with {code} `{reason}`");
                 break;
             }
-            other => anyhow::bail!("after {received} messages the slow consumer got {other:?} instead of a close frame"),
+            other => anyhow::bail!(
+                "after {received} messages the slow consumer got {other:?} instead of a close frame"
+            ),
         }
     }
     ensure!(received < COUNT, "the slow consumer received everything after all");
@@ -144,17 +169,32 @@ async fn slow_consumer(context: Context) -> Result<()> {
 /// C-128: the table of chapter 25, with kraken's values; those that mean nothing here may cause a warning.
 async fn kraken_variables(context: Context) -> Result<()> {
     let variables = [
-        ("AUTH_BACKEND", "static"), ("AUTH_ALLOW_ALL", "false"), ("AUTH_HTTP_URL", ""), ("CONTROL_HTTP_URL", ""),
-        ("BACKEND_SECRET", "secret"), ("BROKER_BACKEND", "syn"), ("STORE_BACKEND", "ets"), ("STORE_TTL_SECONDS", "3600"),
-        ("STORE_MAX_MESSAGES", "10000"), ("RECORD_MESSAGES", "true"), ("CONTROL_BACKEND", "noop"),
-        ("MAX_MESSAGE_SIZE", "921600"), ("INTERNAL_SECRET", "change_me"), ("MQTT_BROKER_HOST", "localhost"),
-        ("MQTT_BROKER_PORT", "1884"), ("MQTT_BROKER_USERNAME", "kraken"), ("MQTT_BROKER_PASSWORD", "kraken"),
-        ("CLUSTER_ENABLED", "false"), ("CLUSTER_STRATEGY", "gossip"), ("CLUSTER_NODES", ""),
-        ("ERLANG_NODE_NAME", "kraken@127.0.0.1"), ("ERLANG_COOKIE", "cookie"),
+        ("AUTH_BACKEND", "static"),
+        ("AUTH_ALLOW_ALL", "false"),
+        ("AUTH_HTTP_URL", ""),
+        ("CONTROL_HTTP_URL", ""),
+        ("BACKEND_SECRET", "secret"),
+        ("BROKER_BACKEND", "syn"),
+        ("STORE_BACKEND", "ets"),
+        ("STORE_TTL_SECONDS", "3600"),
+        ("STORE_MAX_MESSAGES", "10000"),
+        ("RECORD_MESSAGES", "true"),
+        ("CONTROL_BACKEND", "noop"),
+        ("MAX_MESSAGE_SIZE", "921600"),
+        ("INTERNAL_SECRET", "change_me"),
+        ("MQTT_BROKER_HOST", "localhost"),
+        ("MQTT_BROKER_PORT", "1884"),
+        ("MQTT_BROKER_USERNAME", "kraken"),
+        ("MQTT_BROKER_PASSWORD", "kraken"),
+        ("CLUSTER_ENABLED", "false"),
+        ("CLUSTER_STRATEGY", "gossip"),
+        ("CLUSTER_NODES", ""),
+        ("ERLANG_NODE_NAME", "kraken@127.0.0.1"),
+        ("ERLANG_COOKIE", "cookie"),
     ];
     // `BROKER_BACKEND=memory` is the other name of the built-in fan-out.
     for backend in ["syn", "memory"] {
-        let launch = variables.iter().fold(Launch::demo(), |launch, (name, value)| launch.set(name, value));
+        let launch = variables.iter().fold(Launch::demo(), |launch, (name, value)| launch.set(name, *value));
         let mut broker = context.start(launch.set("BROKER_BACKEND", backend)).await?;
         let mut client = broker.connect("dev-token-alice").await?;
         client.subscribe("demo/general/x").await?;

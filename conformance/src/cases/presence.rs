@@ -14,7 +14,13 @@ use crate::wire::{brief, frame, get, holds, kind, lacks, list, text};
 pub(super) fn cases() -> Vec<Case> {
     use Needs::{Broker, Nothing};
     vec![
-        case!("C-094", Both, Nothing, "sends join then update on the first presence, to all members", join_and_update),
+        case!(
+            "C-094",
+            Both,
+            Nothing,
+            "sends join then update on the first presence, to all members",
+            join_and_update
+        ),
         case!("C-095", Both, Broker, "sends leave when a connection ends or moves to another room", leave),
         case!("C-096", Both, Broker, "keeps a connection in at most one room", one_room),
         case!("C-097", Both, Broker, "sends presence events to members only", members_only),
@@ -40,7 +46,9 @@ fn painter(name: &str) -> Json {
 
 /// A broker with the actors `ann`, `ben` and `cas`, who are painters.
 async fn painters(context: &Context) -> Result<Broker> {
-    context.start(Launch::tokens(json!({"ann": painter("ann"), "ben": painter("ben"), "cas": painter("cas")}))).await
+    context
+        .start(Launch::tokens(json!({"ann": painter("ann"), "ben": painter("ben"), "cas": painter("cas")})))
+        .await
 }
 
 /// The frame that sets presence.
@@ -48,12 +56,17 @@ fn set(room: &str, data: impl Into<Value>) -> Value {
     frame! {"type" => "presence", "roomId" => room, "data" => data.into()}
 }
 
-/// Sets presence and insists on the connection's own `join` and `update`.
+/// Sets presence and insists on the connection's own `join` and `update`. One that comes from another room is told of
+/// its own `leave` there (19.2).
 async fn enter(context: &Context, client: &mut Client, actor: &str, room: &str, data: &str) -> Result<()> {
     client.send(set(room, data)).await?;
-    for name in ["join", "update"] {
-        let event = client.expect(frame! {"type" => "presence", "event" => name}).await?;
-        event_holds(context, &event, actor, room, &Value::from(data))?;
+    let events = client.settle().await?;
+    let moved = events.first().is_some_and(|event| text(event, "event") == "leave");
+    let told = &events[usize::from(moved)..];
+    ensure!(told.len() == 2, "the own entry into {room} was told as {events:?}");
+    for (event, name) in told.iter().zip(["join", "update"]) {
+        holds(event, &frame! {"type" => "presence", "event" => name})?;
+        event_holds(context, event, actor, room, &Value::from(data))?;
     }
     Ok(())
 }
@@ -67,7 +80,11 @@ fn event_holds(context: &Context, event: &Value, actor: &str, room: &str, data: 
 }
 
 fn names_room(context: &Context, event: &Value, room: &str) -> Result<()> {
-    if context.extended() { holds(event, &frame! {"roomId" => room}).context("X-04") } else { lacks(event, &["roomId"]) }
+    if context.extended() {
+        holds(event, &frame! {"roomId" => room}).context("X-04")
+    } else {
+        lacks(event, &["roomId"])
+    }
 }
 
 /// The next frame is `leave` of the actor.
@@ -133,6 +150,7 @@ async fn leave(context: Context) -> Result<()> {
                 "close" => twin.close().await?,
                 "loss" => twin.vanish(),
                 _ => {
+                    twin.settle().await?;
                     enter(&context, &mut twin, "ben", "blue", "there").await?;
                     twin.settle().await?;
                 }
@@ -224,14 +242,22 @@ async fn scopes(context: Context) -> Result<()> {
         let heard = client.settle().await?;
         ensure!(heard.len() == if acme { 2 } else { 0 }, "{actor} heard {heard:?}");
         let expected: Vec<&str> = if acme { vec!["acme-1", "acme-2"] } else { vec![*actor] };
-        ensure!(roster(client, "red").await? == expected, "{actor}: {:?} in its room", roster(client, "red").await?);
-        let seen: Vec<String> = observer.settle().await?.iter().map(|event| text(event, "actorId").to_owned()).collect();
-        let events: Vec<&str> = if acme { vec!["acme-1", "acme-1", "acme-2", "acme-2"] } else { vec![*actor, *actor] };
+        ensure!(
+            roster(client, "red").await? == expected,
+            "{actor}: {:?} in its room",
+            roster(client, "red").await?
+        );
+        let seen: Vec<String> =
+            observer.settle().await?.iter().map(|event| text(event, "actorId").to_owned()).collect();
+        let events: Vec<&str> =
+            if acme { vec!["acme-1", "acme-1", "acme-2", "acme-2"] } else { vec![*actor, *actor] };
         ensure!(seen == events, "the lobby of {actor} told of {seen:?}");
         let request = frame! {"type" => "getLobbyPresence", "lobbyId" => "hall"};
         let snapshot = observer.ask_for(request, frame! {"type" => "lobbyPresenceList"}).await?;
-        let red = get(&snapshot, "presence").and_then(|rooms| get(rooms, "red")).cloned().unwrap_or(Value::Nil);
-        let mut present: Vec<&str> = red.as_map().into_iter().flatten().filter_map(|(name, _)| name.as_str()).collect();
+        let red =
+            get(&snapshot, "presence").and_then(|rooms| get(rooms, "red")).cloned().unwrap_or(Value::Nil);
+        let mut present: Vec<&str> =
+            red.as_map().into_iter().flatten().filter_map(|(name, _)| name.as_str()).collect();
         present.sort_unstable();
         ensure!(present == expected, "the lobby of {actor} lists {present:?}");
     }
@@ -244,7 +270,12 @@ async fn no_actor_type(context: Context) -> Result<()> {
     let mut watcher = broker.connect("ann").await?;
     enter(&context, &mut watcher, "ann", "red", "watching").await?;
     let mut lobby = broker.connect("cas").await?;
-    lobby.ask_for(frame! {"type" => "lobbySubscribe", "lobbyId" => "hall"}, frame! {"type" => "lobbySubscribed"}).await?;
+    lobby
+        .ask_for(
+            frame! {"type" => "lobbySubscribe", "lobbyId" => "hall"},
+            frame! {"type" => "lobbySubscribed"},
+        )
+        .await?;
     let mut client = broker.connect("ben").await?;
     client.send(set("red", frame! {"n" => 1})).await?;
     client.send(set("red", frame! {"n" => 2})).await?;
@@ -316,15 +347,25 @@ async fn lists(context: Context) -> Result<()> {
     let mut found = Vec::new();
     for entry in entries {
         holds(entry, &frame! {"status" => "online"})?;
-        let joined = get(entry, "joinedAt").and_then(Value::as_u64).with_context(|| format!("no joinedAt in {}", brief(entry)))?;
+        let joined = get(entry, "joinedAt")
+            .and_then(Value::as_u64)
+            .with_context(|| format!("no joinedAt in {}", brief(entry)))?;
         ensure!((before..=now()).contains(&joined), "joinedAt {joined} is not in seconds, or not now");
-        found.push((text(entry, "actorTokenId"), get(entry, "presence").cloned().unwrap_or(Value::Nil).to_string()));
+        found.push((
+            text(entry, "actorTokenId"),
+            get(entry, "presence").cloned().unwrap_or(Value::Nil).to_string(),
+        ));
     }
     found.sort();
     let expected = [("ann", r#"{"changed": true}"#), ("ben", r#""second""#), ("ben", r#""third""#)];
-    ensure!(found.iter().map(|(actor, data)| (*actor, data.as_str())).eq(expected), "the list holds {found:?}");
+    ensure!(
+        found.iter().map(|(actor, data)| (*actor, data.as_str())).eq(expected),
+        "the list holds {found:?}"
+    );
 
-    let legacy = asking.ask_for(frame! {"type" => "getPresence"}, frame! {"type" => "presenceList", "data" => list![]}).await?;
+    let legacy = asking
+        .ask_for(frame! {"type" => "getPresence"}, frame! {"type" => "presenceList", "data" => list![]})
+        .await?;
     lacks(&legacy, &["roomId"])
 }
 
@@ -346,11 +387,18 @@ async fn foreign_rooms(context: Context) -> Result<()> {
         client.send(set(room, "intruding")).await?;
         let replies = client.settle().await?;
         if context.extended() {
-            ensure!(replies.len() == 1, "presence in the foreign room `{room}` was answered with {replies:?}");
-            holds(&replies[0], &frame! {"type" => "error", "error" => "unknown_room", "roomId" => room}).context("X-09")?;
+            ensure!(
+                replies.len() == 1,
+                "presence in the foreign room `{room}` was answered with {replies:?}"
+            );
+            holds(&replies[0], &frame! {"type" => "error", "error" => "unknown_room", "roomId" => room})
+                .context("X-09")?;
             lacks(&replies[0], &["code"])?;
         } else {
-            ensure!(replies.is_empty(), "presence in the foreign room `{room}` was answered with {replies:?}");
+            ensure!(
+                replies.is_empty(),
+                "presence in the foreign room `{room}` was answered with {replies:?}"
+            );
         }
     }
     member.quiet().await?;

@@ -11,11 +11,35 @@ use crate::wire::{brief, frame, get, holds, kind, lacks, list, with};
 pub(super) fn cases() -> Vec<Case> {
     use Needs::Nothing;
     vec![
-        case!("C-061", Both, Nothing, "sends published exactly for a successful publish with a msgRef, on version 1 too", published),
-        case!("C-062", Both, Nothing, "echoes msgRef on every error of a publish that carried one", error_references),
+        case!(
+            "C-061",
+            Both,
+            Nothing,
+            "sends published exactly for a successful publish with a msgRef, on version 1 too",
+            published
+        ),
+        case!(
+            "C-062",
+            Both,
+            Nothing,
+            "echoes msgRef on every error of a publish that carried one",
+            error_references
+        ),
         case!("C-063", Both, Nothing, "sends published before the publisher's own copy", published_first),
-        case!("C-066", Both, Nothing, "any echo but false is true, any retain but true is false", loose_flags),
-        case!("C-078", Both, Nothing, "accepts qos 0, 1, 2 with the same delivery, any other value as 1", qos),
+        case!(
+            "C-066",
+            Both,
+            Nothing,
+            "any echo but false is true, any retain but true is false",
+            loose_flags
+        ),
+        case!(
+            "C-078",
+            Both,
+            Nothing,
+            "accepts qos 0, 1, 2 with the same delivery, any other value as 1",
+            qos
+        ),
     ]
 }
 
@@ -37,7 +61,9 @@ async fn published(context: Context) -> Result<()> {
         }
         client.send(publish.clone()).await?;
         client.quiet().await.context("without msgRef")?;
-        for reference in [Value::from(""), Value::Nil, Value::from(7), Value::from(true), list!["p"], frame! {"p" => 1}] {
+        for reference in
+            [Value::from(""), Value::Nil, Value::from(7), Value::from(true), list!["p"], frame! {"p" => 1}]
+        {
             client.send(with(publish.clone(), "msgRef", reference.clone())).await?;
             client.quiet().await.with_context(|| format!("with the msgRef {reference}"))?;
         }
@@ -85,7 +111,8 @@ async fn error_references(context: Context) -> Result<()> {
         });
         client.send_all(publishes).await?;
         for (at, reply) in client.settle().await?.iter().enumerate() {
-            holds(reply, &frame! {"topic" => "demo/general/x", "msgRef" => format!("r-{at}")}).context("over the rate")?;
+            holds(reply, &frame! {"topic" => "demo/general/x", "msgRef" => format!("r-{at}")})
+                .context("over the rate")?;
             if kind(reply) == "error" {
                 holds(reply, &frame! {"code" => 42910, "error" => "rate_limit_exceeded"})?;
             }
@@ -103,7 +130,8 @@ async fn published_first(context: Context) -> Result<()> {
     client.subscribe(&format!("{topic}/#")).await?;
     client.subscribe_as(frame! {"topic" => format!("{topic}/+"), "loadBalance" => true}).await?;
     let reference = |at: u64| format!("own-{at}");
-    let publish = |at: u64| frame! {"type" => "publish", "topic" => topic, "data" => at, "msgRef" => reference(at)};
+    let publish =
+        |at: u64| frame! {"type" => "publish", "topic" => topic, "data" => at, "msgRef" => reference(at)};
     client.send_all((0..30).map(publish)).await?;
     let mut confirmed = 0;
     let mut copies = 0;
@@ -127,12 +155,21 @@ async fn loose_flags(context: Context) -> Result<()> {
     let topic = topic.as_str();
     let mut client = context.alice().await?;
     client.subscribe(topic).await?;
-    for flag in [Value::Nil, Value::from(0), Value::from("false"), Value::from(1), Value::from(true), list![], frame! {}] {
+    for flag in [
+        Value::Nil,
+        Value::from(0),
+        Value::from("false"),
+        Value::from(1),
+        Value::from(true),
+        list![],
+        frame! {},
+    ] {
         let fields = frame! {"topic" => topic, "data" => 1, "echo" => flag.clone()};
         client.publish_as(fields).await.with_context(|| format!("echo {flag}"))?;
         client.one_message(frame! {"data" => 1}).await.with_context(|| format!("echo {flag}"))?;
     }
-    for flag in [Value::Nil, Value::from(1), Value::from("true"), Value::from(false), list![true], frame! {}] {
+    for flag in [Value::Nil, Value::from(1), Value::from("true"), Value::from(false), list![true], frame! {}]
+    {
         let fields = frame! {"topic" => topic, "data" => 1, "retain" => flag.clone()};
         client.publish_as(fields).await.with_context(|| format!("retain {flag}"))?;
         client.one_message(frame! {"data" => 1}).await?;
@@ -148,7 +185,14 @@ async fn qos(context: Context) -> Result<()> {
     let topic = context.topic("qos");
     let topic = topic.as_str();
     let values = || {
-        let odd = [Value::from(3), Value::from(-1), Value::from(1.0), Value::from("2"), Value::Nil, Value::from(u64::MAX)];
+        let odd = [
+            Value::from(3),
+            Value::from(-1),
+            Value::from(1.0),
+            Value::from("2"),
+            Value::Nil,
+            Value::from(u64::MAX),
+        ];
         [0, 1, 2].map(Value::from).into_iter().chain(odd)
     };
     let mut publisher = context.alice().await?;
@@ -163,7 +207,10 @@ async fn qos(context: Context) -> Result<()> {
             fields.iter().map(|(key, _)| key.to_string()).collect()
         };
         shapes.push(shape(&subscriber.one_message(frame! {"data" => 1}).await?));
-        publisher.publish_as(frame! {"topic" => topic, "data" => 2, "qos" => qos.clone()}).await.with_context(|| format!("qos {qos}"))?;
+        publisher
+            .publish_as(frame! {"topic" => topic, "data" => 2, "qos" => qos.clone()})
+            .await
+            .with_context(|| format!("qos {qos}"))?;
         shapes.push(shape(&subscriber.one_message(frame! {"data" => 2}).await?));
     }
     shapes.dedup();

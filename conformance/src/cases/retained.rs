@@ -13,19 +13,32 @@ use crate::wire::{frame, get, holds, kind, lacks, list, text, with};
 pub(super) fn cases() -> Vec<Case> {
     use Needs::Nothing;
     vec![
-        case!("C-070", Both, Nothing, "delivers a retained message after subscribed, once per key, until it is too old", after_subscribed),
-        case!("C-071", Both, Nothing, "keeps one retained message per filter key, the latest per key", per_key),
+        case!(
+            "C-070",
+            Both,
+            Nothing,
+            "delivers a retained message after subscribed, once per key, until it is too old",
+            after_subscribed
+        ),
+        case!(
+            "C-071",
+            Both,
+            Nothing,
+            "keeps one retained message per filter key, the latest per key",
+            per_key
+        ),
         case!("C-072", Extended, Nothing, "clears a retained message by a retained nil", cleared),
     ]
 }
 
 async fn retain(client: &mut Client, topic: &str, data: &str, filter: Option<&str>) -> Result<()> {
     let publish = frame! {"topic" => topic, "data" => data, "retain" => true};
-    client.publish_as(match filter {
-        Some(filter) => with(publish, "filter", filter),
-        None => publish,
-    })
-    .await
+    client
+        .publish_as(match filter {
+            Some(filter) => with(publish, "filter", filter),
+            None => publish,
+        })
+        .await
 }
 
 /// Sends the request, and gives the payloads that follow its reply, sorted, after a look at their form.
@@ -72,13 +85,20 @@ async fn after_subscribed(context: Context) -> Result<()> {
         (frame! {"topic" => deep.as_str()}, vec!["deep"]),
         (frame! {"topic" => format!("{topic}/#")}, vec!["deep", "plain", "vip"]),
         (frame! {"topic" => format!("{topic}/deep/#")}, vec!["deep"]),
-        (frame! {"topic" => topic, "loadBalance" => true, "loadBalanceGroup" => "g"}, vec!["deep", "plain", "vip"]),
-        (frame! {"topic" => topic, "loadBalance" => true, "loadBalanceGroup" => "g"}, vec!["deep", "plain", "vip"]),
+        (
+            frame! {"topic" => topic, "loadBalance" => true, "loadBalanceGroup" => "g"},
+            vec!["deep", "plain", "vip"],
+        ),
+        (
+            frame! {"topic" => topic, "loadBalance" => true, "loadBalanceGroup" => "g"},
+            vec!["deep", "plain", "vip"],
+        ),
     ];
     for (fields, expected) in cases {
         let mut client = context.bob().await?;
         let request = subscribe(fields);
-        let got = follows(&context, &mut client, request.clone()).await.with_context(|| request.to_string())?;
+        let got =
+            follows(&context, &mut client, request.clone()).await.with_context(|| request.to_string())?;
         ensure!(got == expected, "after {request} came {got:?}, not {expected:?}");
         let again = follows(&context, &mut client, request.clone()).await?;
         ensure!(again == expected, "after a repeated {request} came {again:?}, not {expected:?}");
@@ -113,7 +133,11 @@ async fn lifetime(context: &Context) -> Result<()> {
             ensure!(found > 0, "never delivered");
             return Ok(());
         }
-        ensure!(asked < published + TTL + Duration::from_secs(1), "still there {:?} later", published.elapsed());
+        ensure!(
+            asked < published + TTL + Duration::from_secs(1),
+            "still there {:?} later",
+            published.elapsed()
+        );
         ensure!(began.elapsed() < PATIENCE, "still there after {:?}", began.elapsed());
         found += 1;
         tokio::time::sleep(TTL / 20).await;
@@ -167,7 +191,9 @@ async fn cleared(context: Context) -> Result<()> {
     live.one_message(frame! {"data" => Value::Nil}).await.context("the retained nil")?;
     let kept = follows(&context, &mut context.bob().await?, request.clone()).await?;
     ensure!(kept == ["vip"], "a retained nil left {kept:?}");
-    publisher.publish_as(frame! {"topic" => topic, "data" => Value::Nil, "retain" => true, "filter" => "vip"}).await?;
+    publisher
+        .publish_as(frame! {"topic" => topic, "data" => Value::Nil, "retain" => true, "filter" => "vip"})
+        .await?;
     let kept = follows(&context, &mut context.bob().await?, request).await?;
     ensure!(kept.is_empty(), "a retained nil with a filter left {kept:?}");
     Ok(())

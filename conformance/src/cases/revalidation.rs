@@ -9,7 +9,7 @@ use rmpv::Value;
 use serde_json::{Value as Json, json};
 
 use crate::broker::{Broker, Launch, actor};
-use crate::client::{Client, Incoming, PATIENCE};
+use crate::client::{Client, Incoming, PATIENCE, Values};
 use crate::suite::{Case, Context, Needs, case};
 use crate::wire::{brief, frame, get, holds, kind};
 
@@ -17,18 +17,42 @@ pub(super) fn cases() -> Vec<Case> {
     use Needs::Broker;
     vec![
         case!("C-030", Both, Broker, "revalidates on the first heartbeat after the interval", on_heartbeat),
-        case!("C-031", Both, Broker, "closes with 4001 and the reason; keeps the connection if the backend cannot answer", invalid),
+        case!(
+            "C-031",
+            Both,
+            Broker,
+            "closes with 4001 and the reason; keeps the connection if the backend cannot answer",
+            invalid
+        ),
         case!("C-032", Both, Broker, "applies new grants from revalidation to later requests", new_grants),
-        case!("C-033", Extended, Broker, "removes subscriptions that lost their grant and announces each", lost_grants),
-        case!("C-034", Both, Broker, "closes with 4002 above the limit after revalidation, not when exactly at it", over_limit),
-        case!("C-038", Extended, Broker, "sends disconnect before 4001, 4002 and shutdown", disconnect_frames),
+        case!(
+            "C-033",
+            Extended,
+            Broker,
+            "removes subscriptions that lost their grant and announces each",
+            lost_grants
+        ),
+        case!(
+            "C-034",
+            Both,
+            Broker,
+            "closes with 4002 above the limit after revalidation, not when exactly at it",
+            over_limit
+        ),
+        case!(
+            "C-038",
+            Extended,
+            Broker,
+            "sends disconnect before 4001, 4002 and shutdown",
+            disconnect_frames
+        ),
     ]
 }
 
 const INTERVAL: Duration = Duration::from_secs(1);
 
 async fn start(context: &Context, tokens: Json) -> Result<Broker> {
-    context.start(Launch::tokens(tokens).set("REVALIDATION_INTERVAL_MS", INTERVAL.as_millis())).await
+    context.start(Launch::tokens(tokens).set("REVALIDATION_INTERVAL_MS", INTERVAL)).await
 }
 
 fn rule(pattern: &str) -> Json {
@@ -53,8 +77,8 @@ async fn beat_until_news(client: &mut Client) -> Result<Incoming> {
 }
 
 /// Sends heartbeats until the connection is closed, and gives the frames before, the code and the reason.
-async fn beat_until_closed(client: &mut Client) -> Result<(Vec<Value>, u16, String)> {
-    let mut frames = Vec::new();
+async fn beat_until_closed(client: &mut Client) -> Result<(Values, u16, String)> {
+    let mut frames = Values::default();
     loop {
         match beat_until_news(client).await? {
             Incoming::Frame(frame) => frames.push(frame),
@@ -78,7 +102,9 @@ async fn beat_for(client: &mut Client, time: Duration) -> Result<()> {
 
 /// C-030: a token that is gone is noticed by the first heartbeat after the interval, and by none before.
 async fn on_heartbeat(context: Context) -> Result<()> {
-    let broker = start(&context, json!({"tok-a": actor("a", json!([rule("t/#")])), "tok-b": actor("b", json!([]))})).await?;
+    let broker =
+        start(&context, json!({"tok-a": actor("a", json!([rule("t/#")])), "tok-b": actor("b", json!([]))}))
+            .await?;
     let began = Instant::now();
     let mut client = broker.connect("tok-a").await?;
     broker.rewrite(&json!({"tok-b": actor("b", json!([]))}))?;
@@ -92,7 +118,9 @@ async fn on_heartbeat(context: Context) -> Result<()> {
 
 /// C-031: a file that cannot be read is a backend that cannot answer; once repaired, the next heartbeat asks again.
 async fn invalid(context: Context) -> Result<()> {
-    let broker = start(&context, json!({"tok-a": actor("a", json!([rule("t/#")])), "tok-b": actor("b", json!([]))})).await?;
+    let broker =
+        start(&context, json!({"tok-a": actor("a", json!([rule("t/#")])), "tok-b": actor("b", json!([]))}))
+            .await?;
     let mut client = broker.connect("tok-a").await?;
     client.subscribe("t/x").await?;
     broker.break_tokens()?;
@@ -111,9 +139,9 @@ async fn invalid(context: Context) -> Result<()> {
 }
 
 /// Sends heartbeats until a subscribe to the topic succeeds.
-async fn beat_until_granted(client: &mut Client, topic: &str) -> Result<Vec<Value>> {
+async fn beat_until_granted(client: &mut Client, topic: &str) -> Result<Values> {
     let began = Instant::now();
-    let mut before = Vec::new();
+    let mut before = Values::default();
     loop {
         client.heartbeat().await?;
         client.send(frame! {"type" => "subscribe", "topic" => topic}).await?;
@@ -169,7 +197,8 @@ async fn lost_grants(context: Context) -> Result<()> {
     for topic in ["t/x", "t/other", "kept/x", "t/a/y"] {
         publisher.publish(topic, topic).await?;
     }
-    let mut heard: Vec<String> = client.messages().await?.iter().map(|frame| crate::wire::text(frame, "topic").to_owned()).collect();
+    let mut heard: Vec<String> =
+        client.messages().await?.iter().map(|frame| crate::wire::text(frame, "topic").to_owned()).collect();
     heard.sort_unstable();
     ensure!(heard == ["kept/x", "t/+/y", "t/a/y"], "after the loss the messages came for {heard:?}");
     Ok(())
@@ -183,7 +212,8 @@ async fn over_limit(context: Context) -> Result<()> {
         entry["maxConnections"] = json!(most);
         entry
     };
-    let file = |most: u32, more: &str| json!({"tok-a": entry("a", most, more), "tok-b": entry("b", most, more)});
+    let file =
+        |most: u32, more: &str| json!({"tok-a": entry("a", most, more), "tok-b": entry("b", most, more)});
     let broker = start(&context, file(9, "none/#")).await?;
     let mut first = broker.connect("tok-a").await?;
     let mut second = broker.connect("tok-b").await?;
@@ -206,7 +236,9 @@ async fn disconnect_frames(context: Context) -> Result<()> {
         json!({"actorTokenId": name, "projectId": "p", "organizationId": name, "maxConnections": most,
             "allowedTopics": [rule("t/#")]})
     };
-    let broker = start(&context, json!({"tok-a": entry("a", 9), "tok-b": entry("b", 9), "tok-c": entry("c", 9)})).await?;
+    let broker =
+        start(&context, json!({"tok-a": entry("a", 9), "tok-b": entry("b", 9), "tok-c": entry("c", 9)}))
+            .await?;
     let mut revoked = broker.connect("tok-a").await?;
     let mut crowded = broker.connect("tok-b").await?;
     let mut staying = broker.connect("tok-c").await?;
@@ -215,7 +247,7 @@ async fn disconnect_frames(context: Context) -> Result<()> {
     let _second = broker.connect("tok-b").await?;
     broker.rewrite(&json!({"tok-b": entry("b", 1), "tok-c": entry("c", 9)}))?;
     let (a, b) = tokio::join!(beat_until_closed(&mut revoked), beat_until_closed(&mut crowded));
-    let expect = |what: &str, (frames, code, reason): (Vec<Value>, u16, String), want: (u16, &str)| {
+    let expect = |what: &str, (frames, code, reason): (Values, u16, String), want: (u16, &str)| {
         ensure!((code, reason.as_str()) == want, "{what}: closed with {code} `{reason}`");
         let last = frames.last().with_context(|| format!("{what}: no frame before the close"))?;
         ensure!(kind(last) == "disconnect", "{what}: {} before the close", brief(last));

@@ -12,11 +12,35 @@ use crate::wire::{brief, frame, get, holds, kind, list, text, with};
 pub(super) fn cases() -> Vec<Case> {
     use Needs::Nothing;
     vec![
-        case!("C-048", Both, Nothing, "answers every subscribe with subscribed or an error with its topic", answers),
+        case!(
+            "C-048",
+            Both,
+            Nothing,
+            "answers every subscribe with subscribed or an error with its topic",
+            answers
+        ),
         case!("C-049", Both, Nothing, "treats a repeated subscribe as a replacement", replacement),
-        case!("C-050", Both, Nothing, "leaves the subscription in force when a repeated subscribe fails", failed_replacement),
-        case!("C-051", Both, Nothing, "answers every unsubscribe, and delivers nothing afterwards", unsubscribe),
-        case!("C-060", Both, Nothing, "puts the receiver's own subscription string in message.topic", own_string),
+        case!(
+            "C-050",
+            Both,
+            Nothing,
+            "leaves the subscription in force when a repeated subscribe fails",
+            failed_replacement
+        ),
+        case!(
+            "C-051",
+            Both,
+            Nothing,
+            "answers every unsubscribe, and delivers nothing afterwards",
+            unsubscribe
+        ),
+        case!(
+            "C-060",
+            Both,
+            Nothing,
+            "puts the receiver's own subscription string in message.topic",
+            own_string
+        ),
     ]
 }
 
@@ -25,7 +49,8 @@ async fn answers(context: Context) -> Result<()> {
     let topic = context.topic("answers");
     let mut client = context.alice().await?;
     let mut requests = Vec::new();
-    let mut ask = |expected: &'static str, fields: Value| requests.push((expected, typed("subscribe", fields)));
+    let mut ask =
+        |expected: &'static str, fields: Value| requests.push((expected, typed("subscribe", fields)));
     ask("subscribed", frame! {"topic" => topic.as_str()});
     ask("subscribed", frame! {"topic" => topic.as_str(), "qos" => 2, "loadBalance" => true});
     ask("subscribed", frame! {"topic" => topic.as_str(), "loadBalance" => 1, "loadBalanceGroup" => "g"});
@@ -79,7 +104,10 @@ async fn replacement(context: Context) -> Result<()> {
         for (filter, expected) in [Value::Nil, Value::from("a"), Value::from("b")].into_iter().zip(expected) {
             publisher.publish_as(frame! {"topic" => topic, "data" => 1, "filter" => filter.clone()}).await?;
             let heard = client.messages().await?.len();
-            ensure!(heard == usize::from(expected), "after {shown} a message with filter {filter} came {heard} times");
+            ensure!(
+                heard == usize::from(expected),
+                "after {shown} a message with filter {filter} came {heard} times"
+            );
         }
     }
     Ok(())
@@ -132,9 +160,13 @@ async fn unsubscribe(context: Context) -> Result<()> {
     client.subscribe(topic).await?;
     client.subscribe(&format!("{topic}/#")).await?;
     let mut publisher = context.bob().await?;
-    publisher.send_all((0..15).map(|at| frame! {"type" => "publish", "topic" => topic, "data" => at})).await?;
+    publisher
+        .send_all((0..15).map(|at| frame! {"type" => "publish", "topic" => topic, "data" => at}))
+        .await?;
     client.send(frame! {"type" => "unsubscribe", "topic" => topic}).await?;
-    publisher.send_all((15..30).map(|at| frame! {"type" => "publish", "topic" => topic, "data" => at})).await?;
+    publisher
+        .send_all((15..30).map(|at| frame! {"type" => "publish", "topic" => topic, "data" => at}))
+        .await?;
     publisher.publish(topic, "last").await?;
     let frames = client.settle().await?;
     let replies = frames.iter().filter(|frame| kind(frame) == "unsubscribed").count();
@@ -165,7 +197,8 @@ async fn own_string(context: Context) -> Result<()> {
     }
     let mut publisher = context.bob().await?;
     publisher.publish(&deep, 1).await?;
-    let mut topics: Vec<String> = client.messages().await?.iter().map(|frame| text(frame, "topic").to_owned()).collect();
+    let mut topics: Vec<String> =
+        client.messages().await?.iter().map(|frame| text(frame, "topic").to_owned()).collect();
     topics.sort();
     let mut expected = subscriptions.to_vec();
     expected.sort();
@@ -183,7 +216,10 @@ async fn own_string(context: Context) -> Result<()> {
         plain.publish("chat/acme/general/x", 1).await?;
         scoped.one_message(frame! {"topic" => "chat/general/x"}).await.context("a scoped subscription")?;
         let request = frame! {"topic" => "chat/general/x", "data" => 2, "msgRef" => "s"};
-        holds(&scoped.try_publish(request).await?, &frame! {"type" => "published", "topic" => "chat/general/x"})?;
+        holds(
+            &scoped.try_publish(request).await?,
+            &frame! {"type" => "published", "topic" => "chat/general/x"},
+        )?;
         scoped.one_message(frame! {"topic" => "chat/general/x"}).await?;
     }
     Ok(())

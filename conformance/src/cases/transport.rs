@@ -12,11 +12,23 @@ use crate::wire::{MAX_MESSAGE, brief, encode, frame, get, holds, kind, lacks, li
 pub(super) fn cases() -> Vec<Case> {
     use Needs::Nothing;
     vec![
-        case!("C-001", Both, Nothing, "accepts upgrades at /ws without subprotocol, other paths get 404", upgrade),
+        case!(
+            "C-001",
+            Both,
+            Nothing,
+            "accepts upgrades at /ws without subprotocol, other paths get 404",
+            upgrade
+        ),
         case!("C-002", Both, Nothing, "never negotiates compression", compression),
         case!("C-003", Both, Nothing, "answers binary MessagePack also to JSON text", json_requests),
         case!("C-004", Both, Nothing, "accepts JSON text and MessagePack on one connection", mixed),
-        case!("C-005", Both, Nothing, "closes with 1009 above 1,048,576 bytes, accepts exactly that", message_size),
+        case!(
+            "C-005",
+            Both,
+            Nothing,
+            "closes with 1009 above 1,048,576 bytes, accepts exactly that",
+            message_size
+        ),
         case!("C-009", Both, Nothing, "ignores unknown fields in every client frame", unknown_fields),
         case!("C-010", Both, Nothing, "ignores a frame of unknown type and stays open", unknown_type),
     ]
@@ -38,12 +50,18 @@ async fn upgrade(context: Context) -> Result<()> {
         let protocol = upgraded.head.header("sec-websocket-protocol");
         ensure!(protocol.is_none(), "the subprotocol {protocol:?} was negotiated");
     }
-    for wrong in ["/".to_owned(), "/nowhere".to_owned(), format!("{path}/"), format!("{path}x"), "/WS".to_owned()] {
+    for wrong in
+        ["/".to_owned(), "/nowhere".to_owned(), format!("{path}/"), format!("{path}x"), "/WS".to_owned()]
+    {
         let status = try_upgrade(&context, &wrong, "").await?.head.status;
         ensure!(status == 404, "an upgrade at {wrong} was answered with {status}, not 404");
     }
     let (head, _) = patiently("answer", http::request(&context.address, "GET", &path)).await??;
-    ensure!((400..500).contains(&head.status), "GET {path} without an upgrade was answered with {}", head.status);
+    ensure!(
+        (400..500).contains(&head.status),
+        "GET {path} without an upgrade was answered with {}",
+        head.status
+    );
     let (head, _) = patiently("answer", http::request(&context.address, "GET", "/nowhere")).await??;
     ensure!(head.status == 404, "GET /nowhere was answered with {}, not 404", head.status);
     Ok(())
@@ -51,7 +69,8 @@ async fn upgrade(context: Context) -> Result<()> {
 
 /// C-002: an offer of `permessage-deflate` is not taken up, and what follows is plain.
 async fn compression(context: Context) -> Result<()> {
-    let offers = "Sec-WebSocket-Extensions: permessage-deflate; client_max_window_bits, permessage-deflate\r\n";
+    let offers =
+        "Sec-WebSocket-Extensions: permessage-deflate; client_max_window_bits, permessage-deflate\r\n";
     let path = context.address.path.clone();
     let upgraded = try_upgrade(&context, &path, offers).await?;
     upgraded.accepted()?;
@@ -66,7 +85,9 @@ async fn compression(context: Context) -> Result<()> {
 async fn json_requests(context: Context) -> Result<()> {
     let topic = context.topic("json");
     let mut client = context.open().await?;
-    client.send_text(&format!(r#"{{"type":"auth","token":"{}","protocolVersion":2}}"#, context.token)).await?;
+    client
+        .send_text(&format!(r#"{{"type":"auth","token":"{}","protocolVersion":2}}"#, context.token))
+        .await?;
     client.expect(frame! {"type" => "auth", "success" => true, "protocolVersion" => 2}).await?;
     client.send_text(&format!(r#"{{"type":"subscribe","topic":"{topic}"}}"#)).await?;
     client.expect(frame! {"type" => "subscribed", "topic" => topic.as_str(), "loadBalance" => false}).await?;
@@ -77,7 +98,9 @@ async fn json_requests(context: Context) -> Result<()> {
     let message = client.expect(frame! {"type" => "message", "topic" => topic.as_str()}).await?;
     let data = get(&message, "data").cloned().unwrap_or(Value::Nil);
     holds(&data, &frame! {"n" => 7, "f" => 1.5, "s" => "é", "z" => Value::Nil})?;
-    client.send_text(&format!(r#"{{"type":"setFilters","topic":"{topic}","filters":["a",["b","c"]]}}"#)).await?;
+    client
+        .send_text(&format!(r#"{{"type":"setFilters","topic":"{topic}","filters":["a",["b","c"]]}}"#))
+        .await?;
     client.expect(frame! {"type" => "filtersUpdated", "filters" => list!["a", list!["b", "c"]]}).await?;
     client.send_text(r#"{"type":"getPresence","roomId":"no-such-room"}"#).await?;
     client.expect(frame! {"type" => "presenceList", "roomId" => "no-such-room", "data" => list![]}).await?;
@@ -101,13 +124,19 @@ async fn mixed(context: Context) -> Result<()> {
         // kraken ends the connection at an empty text; 4.7 says that ours ignores it.
         client.send_text("").await?;
     }
-    client.ask_for(frame! {"type" => "unsubscribe", "topic" => topic.as_str()}, frame! {"type" => "unsubscribed"}).await?;
+    client
+        .ask_for(
+            frame! {"type" => "unsubscribe", "topic" => topic.as_str()},
+            frame! {"type" => "unsubscribed"},
+        )
+        .await?;
     client.quiet().await
 }
 
 /// A `getPresence` with padding, of exactly `size` bytes.
 fn padded_to(size: usize) -> Result<Vec<u8>> {
-    let request = |pad: usize| encode(&frame! {"type" => "getPresence", "roomId" => "pad", "pad" => vec![0_u8; pad]});
+    let request =
+        |pad: usize| encode(&frame! {"type" => "getPresence", "roomId" => "pad", "pad" => vec![0_u8; pad]});
     // A bin of this length has a header of five bytes, like any other near it.
     let bytes = request(size - (request(70_000).len() - 70_000));
     ensure!(bytes.len() == size, "the padding is miscounted");
@@ -134,7 +163,8 @@ async fn message_size(context: Context) -> Result<()> {
             "fragments" => client.send_fragments(&[&over[..MAX_MESSAGE / 2], &over[MAX_MESSAGE / 2..]]).await,
             _ => client.send_text(&text).await,
         };
-        let (frames, code, _) = client.closed().await.with_context(|| format!("one byte too many in {way}"))?;
+        let (frames, code, _) =
+            client.closed().await.with_context(|| format!("one byte too many in {way}"))?;
         ensure!(code == 1009, "one byte too many in {way} closed with {code}, not 1009");
         ensure!(frames.is_empty(), "one byte too many in {way} was answered with {frames:?}");
     }
@@ -178,7 +208,11 @@ async fn unknown_fields(context: Context) -> Result<()> {
             None => client.quiet().await.with_context(|| request)?,
         }
     }
-    client.send(more(frame! {"type" => "presence", "roomId" => alone.room.as_str(), "data" => frame! {"s" => 1}})).await?;
+    client
+        .send(more(
+            frame! {"type" => "presence", "roomId" => alone.room.as_str(), "data" => frame! {"s" => 1}},
+        ))
+        .await?;
     client.expect(frame! {"type" => "presence", "event" => "join"}).await?;
     client.expect(frame! {"type" => "presence", "event" => "update"}).await?;
     client.send(more(frame! {"type" => "reauth", "token" => "no such token"})).await?;

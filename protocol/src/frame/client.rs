@@ -1,7 +1,7 @@
 //! The frames that clients send (wire protocol 6, 7 and 10; features 1 to 7).
 
 use super::fields::{
-    Data, Fault, Field, Fields, Key, Lenient, MAX_FIELDS, Malformed, MapWriter, Position, Qos, Raw, Strings,
+    Data, Fault, Field, Fields, Ids, Key, Lenient, MAX_FIELDS, Malformed, MapWriter, Position, Qos, Raw,
     Version, frames, text,
 };
 
@@ -139,7 +139,7 @@ frames! {
         /// Acknowledges up to 1,000 messages (10.8).
         BatchAck "batchAck" {
             /// Their ids.
-            msg_ids: Strings<'a> = MsgIds,
+            msg_ids: Ids<'a> = MsgIds,
         }
     }
 }

@@ -320,14 +320,14 @@ impl<'a> Field<'a> for Vec<&'a str> {
     }
 }
 
-/// An array of strings, written even when it is empty; every item must be a string.
+/// The ids of a `batchAck`, at most 1,000 (9): written even when there is none, and every one a string.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Strings<'a>(pub Vec<&'a str>);
+pub struct Ids<'a>(pub Vec<&'a str>);
 
-impl<'a> Field<'a> for Strings<'a> {
-    const EXPECTED: &'static str = "an array of strings";
+impl<'a> Field<'a> for Ids<'a> {
+    const EXPECTED: &'static str = "an array of at most 1,000 strings";
     fn read(fields: &Fields<'a>, key: Key) -> Result<Self, Unfit> {
-        let Ok(Token::Array(count)) = Reader::new(fields.required(key)?).token() else {
+        let Ok(Token::Array(count @ 0..=1_000)) = Reader::new(fields.required(key)?).token() else {
             return Err(Unfit::WrongType);
         };
         let items = Vec::<&str>::read(fields, key)?;
@@ -420,11 +420,11 @@ macro_rules! frames {
                 }
             }
 
-            /// The frame's `type`.
-            pub fn kind(&self) -> &'a str {
+            /// The frame's `type`, if it is one of these.
+            pub fn known_kind(&self) -> Option<&'static str> {
                 match self {
-                    $( Self::$frame(_) => $kind, )*
-                    Self::Unknown(kind) => kind,
+                    $( Self::$frame(_) => Some($kind), )*
+                    Self::Unknown(_) => None,
                 }
             }
         }

@@ -14,6 +14,6 @@ mod scan;
 mod server;
 
 pub use client::*;
-pub use fields::{Data, Lenient, Limits, Nilable, Position, Qos, Raw, Strings, Version};
+pub use fields::{Data, Ids, Lenient, Limits, Nilable, Position, Qos, Raw, Version};
 pub use scan::{Fault, Malformed};
 pub use server::*;

@@ -108,6 +108,8 @@ impl From<Fault> for Malformed<'_> {
 #[derive(Debug, Clone, Copy, Default)]
 struct Keys(u128);
 
+const _: () = assert!(Key::COUNT <= 128);
+
 impl Keys {
     fn set(&mut self, key: Key, member: bool) {
         let bit = 1 << key as u32;

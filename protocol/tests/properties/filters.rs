@@ -65,7 +65,7 @@ fn keys_of(filters: &Value) -> Result<Vec<String>, FilterError> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1_000))]
+    #![proptest_config(ProptestConfig::with_cases(500))]
 
     /// C-055, K-038: a group is the same key in any order, and publisher and subscriber meet in it.
     #[test]
@@ -100,12 +100,14 @@ proptest! {
 /// C-055: lowercasing is per character, for every character there is.
 #[test]
 fn characters_lowercase_alone() {
-    for c in (0..=u32::from(char::MAX)).filter_map(char::from_u32) {
-        let lower: String = c.to_lowercase().collect();
-        let mut buffer = [0; 4];
-        let one: &str = c.encode_utf8(&mut buffer);
-        assert_eq!(filter::composite([one].into_iter()), lower);
-        // At the end of a word too, where a final sigma would be.
-        assert_eq!(filter::composite([format!("a{one}").as_str()].into_iter()), format!("a{lower}"));
+    let composite = |text: &str| filter::composite([text].into_iter());
+    let all: Vec<char> = (char::MIN..=char::MAX).collect();
+    for some in all.chunks(4_096) {
+        let lower: String = some.iter().flat_map(|c| c.to_lowercase()).collect();
+        assert_eq!(composite(&some.iter().collect::<String>()), lower);
+    }
+    // At the end of a word too, where a library may treat a sigma in its own way.
+    for c in all.into_iter().filter(|c| c.is_uppercase()) {
+        assert_eq!(composite(&format!("a{c}")), format!("a{}", c.to_lowercase()));
     }
 }

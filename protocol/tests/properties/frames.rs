@@ -165,7 +165,7 @@ fn assert_survived(bytes: &[u8]) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2_000))]
+    #![proptest_config(ProptestConfig::with_cases(1_500))]
 
     /// C-127: bytes that are nothing.
     #[test]
@@ -184,7 +184,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1_000))]
+    #![proptest_config(ProptestConfig::with_cases(500))]
 
     /// C-127, 4.8: frames with any value in any field, fields twice, missing, in any order.
     #[test]

@@ -28,7 +28,7 @@ fn kraken(value: &Value) -> Option<Value> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1_000))]
+    #![proptest_config(ProptestConfig::with_cases(500))]
 
     /// C-008: text is valid afterwards, and nothing but broken text has changed.
     #[test]

@@ -10,7 +10,7 @@ use rmpv::Value;
 pub(crate) enum Node {
     /// A scalar in its shortest form.
     Leaf(Value),
-    /// An unsigned integer of so many bytes more than it needs, or not: 1, 2, 4 or 8.
+    /// An unsigned integer in 1, 2, 4 or 8 bytes, whether it needs them or not.
     Wide(u64, u8),
     /// A `str` that is not UTF-8.
     Broken(Vec<u8>),
@@ -78,7 +78,9 @@ impl Node {
             }
             Self::Array(long, items) => {
                 header(*long, 0xdd, items.len(), out, rmp::encode::write_array_len);
-                items.iter().for_each(|item| item.write(valid_text, out));
+                for item in items {
+                    item.write(valid_text, out);
+                }
             }
             Self::Map(long, pairs) => {
                 header(*long, 0xdf, pairs.len(), out, rmp::encode::write_map_len);
@@ -142,13 +144,13 @@ fn leaf() -> impl Strategy<Value = Node> {
     prop_oneof![6 => scalar.prop_map(Node::Leaf), 1 => wide, 1 => broken]
 }
 
-/// Any bits, not numbers alone.
+/// Any bits, and more often those that are no number.
 fn any_f32() -> impl Strategy<Value = f32> {
-    any::<u32>().prop_map(f32::from_bits)
+    prop_oneof![any::<u32>().prop_map(f32::from_bits), Just(f32::NAN), Just(f32::INFINITY)]
 }
 
 fn any_f64() -> impl Strategy<Value = f64> {
-    any::<u64>().prop_map(f64::from_bits)
+    prop_oneof![any::<u64>().prop_map(f64::from_bits), Just(f64::NAN), Just(f64::NEG_INFINITY)]
 }
 
 /// What bytes hold, as an independent decoder reads it, if it reads them to the end.

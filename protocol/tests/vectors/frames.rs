@@ -92,10 +92,10 @@ impl<'a> Frame<'a> {
         }
     }
 
-    fn kind(&self) -> &str {
+    fn kind(&self) -> Option<&str> {
         match self {
-            Self::Client(frame) => frame.kind(),
-            Self::Server(frame) => frame.kind(),
+            Self::Client(frame) => frame.known_kind(),
+            Self::Server(frame) => frame.known_kind(),
         }
     }
 
@@ -143,12 +143,14 @@ fn frames_are_decoded_and_written_again() {
     let (mut rewritten, mut unknown) = (BTreeSet::new(), BTreeSet::new());
     for vector in &vectors {
         let frame = Frame::decode(vector, &vector.bytes);
-        assert_eq!(Some(frame.kind()), vector.case["frame"]["type"].as_str(), "{}", vector.name);
         let written = frame.to_vec();
         if frame.is_unknown() {
             assert!(written.is_empty());
             unknown.insert(vector.name.as_str());
-        } else if written != vector.bytes {
+            continue;
+        }
+        assert_eq!(frame.kind(), vector.case["frame"]["type"].as_str(), "{}", vector.name);
+        if written != vector.bytes {
             assert_eq!(Frame::decode(vector, &written), frame, "{}", vector.name);
             rewritten.insert(vector.name.as_str());
         }

@@ -213,7 +213,7 @@ fn faults_say_what_is_wrong() {
         ("invalid_type_not_string", "a frame has a `type`, a string"),
         ("invalid_publish_without_data", "publish needs data"),
         ("invalid_subscribe_topic_not_string", "topic of subscribe is a string"),
-        ("invalid_batch_ack_not_array", "msgIds of batchAck is an array of strings"),
+        ("invalid_batch_ack_not_array", "msgIds of batchAck is an array of at most 1,000 strings"),
         ("invalid_ext_in_envelope", "topic holds an extension value"),
         ("invalid_utf8_topic", "topic holds text that is not UTF-8"),
     ] {

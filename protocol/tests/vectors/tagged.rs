@@ -74,6 +74,7 @@ pub(crate) fn msgpack(node: &Value) -> Vec<u8> {
 }
 
 /// What a node stands for as JSON text, where JSON can say it.
+#[cfg(feature = "json")]
 pub(crate) fn json(node: &Value) -> Option<String> {
     match tag(node) {
         Some(("$int", says)) => return Some(text(says).to_owned()),

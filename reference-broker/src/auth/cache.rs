@@ -19,8 +19,13 @@ pub(crate) struct Cache {
     auth: Arc<dyn Auth>,
     ttl: Duration,
     /// By digest, so that a dump of memory holds no tokens that are not in use.
-    accepted: Mutex<HashMap<[u8; 32], (Instant, Arc<Identity>)>>,
+    accepted: Mutex<HashMap<Digest, Accepted>>,
 }
+
+type Digest = [u8; 32];
+
+/// An identity, and until when it need not be asked for again.
+type Accepted = (Instant, Arc<Identity>);
 
 impl Cache {
     pub(crate) fn new(auth: Arc<dyn Auth>, ttl: Duration) -> Self {
@@ -33,7 +38,7 @@ impl Cache {
         if self.ttl.is_zero() {
             return self.auth.validate(token).await.map(Arc::new);
         }
-        let digest: [u8; 32] = Sha256::digest(token).into();
+        let digest: Digest = Sha256::digest(token).into();
         if let Some((until, identity)) = self.accepted.lock().get(&digest)
             && *until > Instant::now()
         {

@@ -1,10 +1,14 @@
 //! The token file: JSON that says who each token stands for (wire protocol 21.1).
 
 use std::collections::HashMap;
+use std::fmt;
+use std::marker::PhantomData;
 
 use indexmap::IndexMap;
 use nolag_protocol::grant::{Permission, Rule};
-use serde::Deserialize;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
 use super::{Identity, Lobby};
 
@@ -37,10 +41,29 @@ pub struct TokenFile {
     actors: HashMap<String, String>,
 }
 
+/// A JSON object. What serde derives for a struct would also take an array of its fields in a row.
+struct Object<T>(T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
+        struct Fields<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
+            type Value = Object<T>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<Self::Value, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(fields)).map(Object)
+            }
+        }
+        json.deserialize_map(Fields(PhantomData))
+    }
+}
+
 #[derive(Deserialize)]
 struct Document {
     #[serde(default)]
-    tokens: IndexMap<String, Entry>,
+    tokens: IndexMap<String, Object<Entry>>,
     /// Keys for publishing over HTTP. Read so that they are no unknown key; that endpoint is not here yet.
     #[serde(default, rename = "apiKeys")]
     _api_keys: Option<serde_json::Value>,
@@ -57,9 +80,9 @@ struct Entry {
     #[serde(rename = "appName")]
     _app_name: Option<String>,
     #[serde(default)]
-    allowed_topics: Vec<RuleEntry>,
+    allowed_topics: Vec<Object<RuleEntry>>,
     #[serde(default)]
-    allowed_lobbies: Vec<LobbyEntry>,
+    allowed_lobbies: Vec<Object<LobbyEntry>>,
     max_connections: Option<u64>,
     max_message_size_bytes: Option<serde_json::Number>,
     rate_limit: Option<serde_json::Number>,
@@ -134,13 +157,13 @@ impl TokenFile {
                 tracing::warn!(file = path, key, "unknown key in the token file");
             }
         };
-        let parsed = serde_ignored::deserialize::<_, _, Document>(&mut json, unknown);
-        let document = parsed
+        let parsed = serde_ignored::deserialize::<_, _, Object<Document>>(&mut json, unknown);
+        let Object(document) = parsed
             .and_then(|document| json.end().map(|()| document))
             .map_err(|source| TokenFileError::Parse { path: path.to_owned(), source })?;
 
         let mut file = Self::default();
-        for (token, entry) in document.tokens {
+        for (token, Object(entry)) in document.tokens {
             let shown = super::redacted(&token);
             let Some(identity) = entry.identity(&token, app_id_of) else {
                 tracing::error!(file = path, token = shown, "a token without actorTokenId is left out");
@@ -172,9 +195,9 @@ impl TokenFile {
 
 impl Entry {
     fn identity(self, token: &str, app_id_of: AppIdOf) -> Option<Identity> {
-        let first = self.allowed_topics.first().and_then(|rule| rule.app_id.clone());
+        let first = self.allowed_topics.first().and_then(|rule| rule.0.app_id.clone());
         let shared = self.app_id.or(first);
-        let rules = self.allowed_topics.into_iter().map(|rule| Rule {
+        let rules = self.allowed_topics.into_iter().map(|Object(rule)| Rule {
             pattern: rule.pattern.unwrap_or_default(),
             permission: rule.permission.as_deref().and_then(Permission::parse),
             topic: rule.topic,
@@ -185,7 +208,7 @@ impl Entry {
             room_id: rule.room_id,
             room_slug: rule.room_slug,
         });
-        let lobbies = self.allowed_lobbies.into_iter().filter_map(|lobby| {
+        let lobbies = self.allowed_lobbies.into_iter().filter_map(|Object(lobby)| {
             Some(Lobby { slug: lobby.lobby_slug?, id: lobby.lobby_id?, rooms: lobby.rooms })
         });
         Some(Identity {

@@ -64,7 +64,10 @@ where
     // A peer that neither takes nor answers anything is left behind.
     let _ = timeout(CLOSE_TIMEOUT, async {
         match ending {
-            Ending::Close(close) => writer.close(close, &mut stream).await,
+            Ending::Close(close) => {
+                outgoing.close(close.clone());
+                writer.close(close, &mut stream).await;
+            }
             Ending::PeerClosed => writer.sink.close().await.unwrap_or_default(),
             Ending::Lost => {}
         }

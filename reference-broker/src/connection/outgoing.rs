@@ -110,7 +110,7 @@ impl Outgoing {
 
     /// The writer's side: moves all queued frames into `batch`, which is empty. Ready when there is one, or with
     /// the close when there is none left.
-    pub(super) fn poll_take(
+    pub(crate) fn poll_take(
         &self,
         batch: &mut VecDeque<Bytes>,
         context: &Context<'_>,

@@ -22,12 +22,6 @@ use crate::config::Settings;
 use crate::hub::{Interest, Origin, Publication};
 use crate::presence::{Member, RoomKey, SnapshotKind, Style, Watch};
 
-/// The longest group name, in bytes (wire protocol 16).
-const MAX_GROUP_BYTES: usize = 255;
-
-/// How many ids a `batchAck` may have (wire protocol 9).
-const MAX_ACKS: usize = 1_000;
-
 /// What the envelope of a message takes beyond its topics, key and sender, in bytes: keys, ids, headers.
 const ENVELOPE_BYTES: usize = 512;
 
@@ -60,11 +54,11 @@ impl Limits {
     }
 
     /// As the client is told.
-    pub(super) fn told(&self) -> Option<ToldLimits> {
-        Some(ToldLimits {
+    pub(super) fn told(&self) -> ToldLimits {
+        ToldLimits {
             publishes_per_second: self.per_second,
             max_payload_bytes: u64::try_from(self.payload_bytes).ok(),
-        })
+        }
     }
 
     /// Whether one more publish fits into this second. The window is a wall-clock second (wire protocol 9).
@@ -146,14 +140,10 @@ impl Session {
             ClientFrame::GetPresence(request) => self.get_presence(&request),
             ClientFrame::LobbySubscribe(request) => self.lobby_subscribe(request.lobby_id, request.msg_ref),
             ClientFrame::LobbyUnsubscribe(request) => {
-                self.lobby_unsubscribe(request.lobby_id, request.msg_ref)
+                self.lobby_unsubscribe(request.lobby_id, request.msg_ref);
             }
             ClientFrame::GetLobbyPresence(request) => {
-                self.get_lobby_presence(request.lobby_id, request.msg_ref)
-            }
-            ClientFrame::BatchAck(acks) if acks.msg_ids.0.len() > MAX_ACKS && self.extended() => {
-                let detail = Some("batchAck takes at most 1,000 ids");
-                self.error(codes::INVALID_MESSAGE, Context { detail, ..Context::default() });
+                self.get_lobby_presence(request.lobby_id, request.msg_ref);
             }
             // Without negotiated features nothing waits for an acknowledgement (wire protocol 18.1).
             ClientFrame::Ack(_) | ClientFrame::BatchAck(_) => {}
@@ -200,12 +190,12 @@ impl Session {
                 return;
             }
         };
-        if let Some(Some(name)) = group
-            && (name.len() > MAX_GROUP_BYTES || name.contains(['/', '+', '#']))
-            && self.extended()
+        if self.extended()
+            && let Some(Some(name)) = group
+            && let Err(error) = topic::check_group(name)
         {
-            let detail = Some("loadBalanceGroup is at most 255 bytes without `/`, `+` and `#`");
-            return self.error(codes::INVALID_MESSAGE, Context { detail, ..context });
+            let detail = format!("loadBalanceGroup is not well formed: {error}");
+            return self.error(codes::INVALID_MESSAGE, Context { detail: Some(&detail), ..context });
         }
         let keys = self.keys(subscribe.filters);
         let Some(live) = self.live() else { return };
@@ -243,13 +233,16 @@ impl Session {
     }
 
     fn unsubscribe(&mut self, topic: &str, msg_ref: Lenient<&str>) {
-        let broker = self.broker.clone();
+        let msg_ref = self.echoed(msg_ref);
+        if self.overlong(Some(topic), msg_ref) {
+            return;
+        }
+        let (broker, outgoing) = (self.broker.clone(), self.outgoing.clone());
         if let Some(subscription) = self.live().and_then(|live| live.subscriptions.remove(topic)) {
             broker.hub.unsubscribe(&subscription);
             broker.metrics.subscriptions.dec();
         }
-        let msg_ref = self.echoed(msg_ref);
-        self.reply(encoded(Unsubscribed { topic, reason: None, msg_ref }));
+        outgoing.push(encoded(Unsubscribed { topic, reason: None, msg_ref }));
     }
 
     fn set_filters(&mut self, request: &SetFilters<'_>) {
@@ -372,7 +365,7 @@ impl Session {
             from_type: "actor",
             timestamp: u64::try_from(now.as_millis()).unwrap_or(u64::MAX),
             silent: publish.echo.is(false).then_some(outgoing.id()),
-            retain: publish.retain.is(true).then_some(retain_ttl),
+            retain: publish.retain.is(true).then_some(retain_ttl.unwrap_or(broker.settings.retain_ttl)),
         };
         let reply = msg_ref.map(|msg_ref| {
             let reply =
@@ -444,6 +437,9 @@ impl Session {
 
     fn get_presence(&mut self, request: &GetPresence<'_>) {
         let msg_ref = self.echoed(request.msg_ref);
+        if self.overlong(request.room_id, msg_ref) {
+            return;
+        }
         let (broker, outgoing) = (self.broker.clone(), self.outgoing.clone());
         let Some(live) = self.live() else { return };
         // A slug, or the id of a room that the actor's own rules name (19.4).
@@ -457,6 +453,9 @@ impl Session {
 
     fn lobby_subscribe(&mut self, lobby_id: &str, msg_ref: Lenient<&str>) {
         let msg_ref = self.echoed(msg_ref);
+        if self.overlong(Some(lobby_id), msg_ref) {
+            return;
+        }
         let (broker, outgoing) = (self.broker.clone(), self.outgoing.clone());
         let Some(live) = self.live() else { return };
         let Some(watches) = live.watches(lobby_id) else { return self.lobby_refused(lobby_id, msg_ref) };
@@ -467,16 +466,22 @@ impl Session {
     }
 
     fn lobby_unsubscribe(&mut self, lobby_id: &str, msg_ref: Lenient<&str>) {
+        let msg_ref = self.echoed(msg_ref);
+        if self.overlong(Some(lobby_id), msg_ref) {
+            return;
+        }
         let (broker, outgoing) = (self.broker.clone(), self.outgoing.clone());
         if let Some((lobby, watches)) = self.live().and_then(|live| live.lobbies.remove_entry(lobby_id)) {
             broker.presence.unwatch(&lobby, &watches, &outgoing);
         }
-        let msg_ref = self.echoed(msg_ref);
-        self.reply(encoded(LobbyUnsubscribed { lobby_id, msg_ref }));
+        outgoing.push(encoded(LobbyUnsubscribed { lobby_id, msg_ref }));
     }
 
     fn get_lobby_presence(&mut self, lobby_id: &str, msg_ref: Lenient<&str>) {
         let msg_ref = self.echoed(msg_ref);
+        if self.overlong(Some(lobby_id), msg_ref) {
+            return;
+        }
         let (broker, outgoing) = (self.broker.clone(), self.outgoing.clone());
         match self.live().and_then(|live| live.watches(lobby_id)) {
             Some(watches) => {
@@ -491,14 +496,15 @@ impl Session {
         self.error(codes::NOT_AUTHORIZED, Context { lobby_id, msg_ref, ..Context::default() });
     }
 
-    /// Queues a reply that echoes what the client sent, unless that no longer fits a message.
-    fn reply(&self, frame: Bytes) {
-        if frame.len() <= MAX_MESSAGE_BYTES {
-            self.outgoing.push(frame);
-        } else {
-            let detail = Some("the reply to this request does not fit a message");
+    /// Refuses a request whose reply would not fit a message with what it has to echo.
+    fn overlong(&self, name: Option<&str>, msg_ref: Option<&str>) -> bool {
+        let overlong =
+            name.map_or(0, str::len) + msg_ref.map_or(0, str::len) + ENVELOPE_BYTES > MAX_MESSAGE_BYTES;
+        if overlong {
+            let detail = Some("the reply to this request would not fit a message");
             self.error(codes::INVALID_MESSAGE, Context { detail, ..Context::default() });
         }
+        overlong
     }
 
     /// Lets go of what new grants do not cover, and moves what they map elsewhere. In the kraken profile
@@ -517,7 +523,7 @@ impl Session {
                 }
                 Some(renewed) => {
                     let moved = Interest { group: interest.group.clone(), ..renewed };
-                    let subscription = broker.hub.relocate(&outgoing, moved, subscription);
+                    let subscription = broker.hub.relocate(&outgoing, moved, &subscription);
                     live.subscriptions.insert(topic, subscription);
                 }
                 None => {

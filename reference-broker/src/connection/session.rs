@@ -226,7 +226,8 @@ impl Session {
             Ok(frame) => frame,
             Err(malformed) => return self.malformed(&malformed),
         };
-        self.broker.metrics.frame("in", known_kind(&frame));
+        // As a label there must not be as many types as clients can think of.
+        self.broker.metrics.frame("in", frame.known_kind().unwrap_or("unknown"));
         match (&self.state, frame) {
             (_, ClientFrame::Auth(auth)) => self.auth(&auth),
             (State::Fresh { .. }, _) => self.error(codes::NOT_AUTHENTICATED, Context::default()),
@@ -250,7 +251,7 @@ impl Session {
         let fresh = matches!(self.state, State::Fresh { .. });
         match malformed.fault {
             Fault::WrongType { frame: "auth", field: "token", .. } if fresh => {
-                self.refuse(codes::ACCESS_DENIED)
+                self.refuse(codes::ACCESS_DENIED);
             }
             Fault::Syntax(_) | Fault::Json if self.extended() => self.invalid_message(malformed),
             Fault::Syntax(_) | Fault::Json => {}
@@ -272,24 +273,24 @@ impl Session {
     /// Queues an `error` frame.
     pub(super) fn error(&self, code: ErrorCode, context: Context<'_>) {
         self.broker.metrics.frame("out", "error");
-        let reply = |topic, msg_ref| {
+        let reply = |context: Context<'_>| {
             encoded(ErrorReply {
                 code: code.code,
                 error: code.name,
                 hint: context.hint,
                 detail: context.detail,
-                topic,
+                topic: context.topic,
                 app: None,
                 room_id: context.room_id,
                 lobby_id: context.lobby_id,
                 max_size_bytes: context.max_size_bytes,
-                msg_ref,
+                msg_ref: context.msg_ref,
             })
         };
-        let frame = reply(context.topic, context.msg_ref);
+        let frame = reply(context);
         // An echo of a mebibyte would not fit a message.
         let fits = frame.len() <= nolag_protocol::MAX_MESSAGE_BYTES;
-        self.outgoing.push(if fits { frame } else { reply(None, None) });
+        self.outgoing.push(if fits { frame } else { reply(Context::default()) });
     }
 
     /// A `msgRef` to echo on replies other than a publish's.
@@ -324,7 +325,7 @@ impl Session {
             return self.refuse(codes::CONNECTION_LIMIT_REACHED);
         };
         let limits = requests::Limits::new(&self.broker.settings, &identity);
-        let told = limits.told().filter(|_| self.extended());
+        let told = self.extended().then(|| limits.told());
         self.outgoing.push(encoded(AuthReply {
             success: true,
             error: None,
@@ -483,25 +484,5 @@ impl Drop for Session {
     fn drop(&mut self) {
         self.counted.dec();
         self.leave_everything();
-    }
-}
-
-/// The `type` as a label, of which there must not be as many as clients can think of.
-fn known_kind(frame: &ClientFrame<'_>) -> &'static str {
-    match frame {
-        ClientFrame::Auth(_) => "auth",
-        ClientFrame::Reauth(_) => "reauth",
-        ClientFrame::Subscribe(_) => "subscribe",
-        ClientFrame::Unsubscribe(_) => "unsubscribe",
-        ClientFrame::SetFilters(_) => "setFilters",
-        ClientFrame::Publish(_) => "publish",
-        ClientFrame::Presence(_) => "presence",
-        ClientFrame::GetPresence(_) => "getPresence",
-        ClientFrame::LobbySubscribe(_) => "lobbySubscribe",
-        ClientFrame::LobbyUnsubscribe(_) => "lobbyUnsubscribe",
-        ClientFrame::GetLobbyPresence(_) => "getLobbyPresence",
-        ClientFrame::Ack(_) => "ack",
-        ClientFrame::BatchAck(_) => "batchAck",
-        ClientFrame::Unknown(_) => "unknown",
     }
 }

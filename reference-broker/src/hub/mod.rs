@@ -17,6 +17,8 @@ mod address;
 mod members;
 mod retained;
 mod table;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,7 +39,6 @@ use table::Table;
 /// The subscriptions of all connections, and the retained messages.
 pub(crate) struct Hub {
     extended: bool,
-    retain_ttl: Duration,
     state: Mutex<State>,
 }
 
@@ -70,8 +71,8 @@ pub(crate) struct Publication<'a> {
     pub(crate) timestamp: u64,
     /// The connection that shall not get it back.
     pub(crate) silent: Option<ConnectionId>,
-    /// Keep it for later subscribers, for so long where the publisher said so.
-    pub(crate) retain: Option<Option<Duration>>,
+    /// Keep it for later subscribers for so long.
+    pub(crate) retain: Option<Duration>,
 }
 
 impl Publication<'_> {
@@ -105,11 +106,7 @@ impl Hub {
     pub(crate) fn new(settings: &Settings) -> Self {
         let state =
             State { table: Table::default(), retained: Retained::new(settings.retain_max), next_id: 1 };
-        Self {
-            extended: settings.profile == Profile::Extended,
-            retain_ttl: settings.retain_ttl,
-            state: Mutex::new(state),
-        }
+        Self { extended: settings.profile == Profile::Extended, state: Mutex::new(state) }
     }
 
     /// Puts a subscription in the place of `previous`, if there is one; then queues the reply and the retained
@@ -152,7 +149,7 @@ impl Hub {
         &self,
         outgoing: &Arc<Outgoing>,
         interest: Interest,
-        previous: Subscription,
+        previous: &Subscription,
     ) -> Subscription {
         let interest = Arc::new(interest);
         let mut state = self.state.lock();
@@ -177,7 +174,7 @@ impl Hub {
         });
         if let Some(ttl) = message.retain {
             let clears = self.extended && message.data == nolag_protocol::msgpack::NIL;
-            let until = Instant::now() + ttl.unwrap_or(self.retain_ttl);
+            let until = Instant::now() + ttl;
             state.retained.set(message, (!clears).then_some(until));
         }
         delivered

@@ -42,6 +42,14 @@ impl Table {
         }
     }
 
+    /// Whether nobody is subscribed to anything, and nothing is kept for them.
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.topics.is_empty()
+            && self.patterns.branches.len() == 1
+            && self.patterns.branches[ROOT].all.is_empty()
+    }
+
     /// Queues a message for everybody who wants it; returns for how many.
     pub(super) fn deliver<'a>(
         &'a mut self,

@@ -100,12 +100,12 @@ impl Presence {
                 write::token(out, Token::Map(room.count));
                 out.extend_from_slice(&room.bytes);
             });
-            snapshot.cut |= room.cut;
+            snapshot.full |= room.full;
         }
         let mut presence = Vec::with_capacity(snapshot.bytes.len() + 5);
         write::token(&mut presence, Token::Map(snapshot.count));
         presence.extend_from_slice(&snapshot.bytes);
-        let (presence, truncated) = (Data::new(&presence), snapshot.cut.then_some(true));
+        let (presence, truncated) = (Data::new(&presence), snapshot.full.then_some(true));
         to.push(match kind {
             SnapshotKind::Subscribed => encoded(LobbySubscribed { lobby_id, presence, truncated, msg_ref }),
             SnapshotKind::List => encoded(LobbyPresenceList { lobby_id, presence, truncated, msg_ref }),

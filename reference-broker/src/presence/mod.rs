@@ -139,7 +139,7 @@ impl Presence {
             app: None,
             room_id,
             data: Data::new(&data),
-            truncated: list.cut.then_some(true),
+            truncated: list.full.then_some(true),
             msg_ref,
         }));
     }
@@ -214,7 +214,8 @@ struct Cut {
     bytes: Vec<u8>,
     count: u32,
     room: usize,
-    cut: bool,
+    /// One more did not fit.
+    full: bool,
 }
 
 impl Cut {
@@ -225,7 +226,7 @@ impl Cut {
             bytes: Vec::new(),
             count: 0,
             room: MAX_MESSAGE_BYTES.saturating_sub(ENVELOPE + others),
-            cut: false,
+            full: false,
         }
     }
 
@@ -233,18 +234,18 @@ impl Cut {
     fn nested(&self, key: usize) -> Self {
         const HEADERS: usize = 16;
         let room = self.room.saturating_sub(self.bytes.len() + key + HEADERS);
-        Self { bytes: Vec::new(), count: 0, room, cut: false }
+        Self { bytes: Vec::new(), count: 0, room, full: false }
     }
 
     fn add(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
-        if self.cut {
+        if self.full {
             return;
         }
         let before = self.bytes.len();
         write(&mut self.bytes);
         if self.bytes.len() > self.room {
             self.bytes.truncate(before);
-            self.cut = true;
+            self.full = true;
         } else {
             self.count += 1;
         }

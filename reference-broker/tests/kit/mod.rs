@@ -1,0 +1,144 @@
+//! A broker in this process, and clients on in-memory sockets: on a paused clock everything takes no time.
+
+// Each test file uses its own part of the kit, and is a crate of its own.
+#![allow(dead_code, unreachable_pub)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{SinkExt as _, StreamExt as _};
+use nolag_broker::auth::{Auth, StaticAuth};
+use nolag_broker::clock::Clock;
+use nolag_broker::config::Settings;
+use nolag_broker::{Broker, http};
+use rmpv::Value;
+use tokio::io::DuplexStream;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::protocol::Role;
+
+/// How many bytes are under way between a client and the broker before the writer has to wait.
+const WIRE_BYTES: usize = 64 * 1024;
+
+/// Longer than anything takes that happens at all; on a paused clock it costs nothing.
+const NEVER: Duration = Duration::from_secs(100_000);
+
+/// A map with these entries.
+#[macro_export]
+macro_rules! map {
+    ($($key:literal : $value:expr),* $(,)?) => {
+        rmpv::Value::Map(vec![$((rmpv::Value::from($key), rmpv::Value::from($value))),*])
+    };
+}
+
+/// A broker with the demo tokens and a clock that follows tokio's.
+pub fn broker(settings: Settings) -> Arc<Broker> {
+    let auth = StaticAuth::from_text(nolag_broker::auth::DEMO_TOKENS, settings.profile).unwrap();
+    broker_with(settings, Arc::new(auth))
+}
+
+/// A broker with this backend and a clock that follows tokio's.
+pub fn broker_with(settings: Settings, auth: Arc<dyn Auth>) -> Arc<Broker> {
+    Broker::new(settings, auth, Clock::follow_tokio())
+}
+
+/// How a connection ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum End {
+    Close(u16, String),
+    Lost,
+}
+
+/// A client that shows what it gets and does nothing by itself.
+pub struct Client {
+    socket: WebSocketStream<DuplexStream>,
+}
+
+impl Client {
+    /// Connects, without `auth`.
+    pub async fn connect(broker: &Arc<Broker>) -> Self {
+        let (ours, theirs) = tokio::io::duplex(WIRE_BYTES);
+        let broker = broker.clone();
+        tokio::spawn(async move {
+            let config = Some(http::websocket_config());
+            let mut socket = WebSocketStream::from_raw_socket(theirs, Role::Server, config).await;
+            broker.serve(&mut socket).await;
+        });
+        Self { socket: WebSocketStream::from_raw_socket(ours, Role::Client, None).await }
+    }
+
+    /// Connects and authenticates.
+    pub async fn login(broker: &Arc<Broker>, token: &str) -> Self {
+        let mut client = Self::connect(broker).await;
+        client.send(map! {"type": "auth", "token": token, "protocolVersion": 2}).await;
+        let reply = client.next().await;
+        assert_eq!(reply["success"], Value::from(true), "{reply}");
+        client
+    }
+
+    pub async fn send(&mut self, frame: Value) {
+        let mut bytes = Vec::new();
+        rmpv::encode::write_value(&mut bytes, &frame).unwrap();
+        self.send_bytes(bytes).await;
+    }
+
+    pub async fn send_bytes(&mut self, bytes: Vec<u8>) {
+        self.socket.send(Message::Binary(bytes.into())).await.unwrap();
+    }
+
+    pub async fn heartbeat(&mut self) {
+        self.send_bytes(Vec::new()).await;
+    }
+
+    /// The next message that is not a close; its bytes are empty for a heartbeat.
+    pub async fn next_bytes(&mut self) -> Result<Bytes, End> {
+        loop {
+            let message =
+                tokio::time::timeout(NEVER, self.socket.next()).await.expect("the broker says something");
+            match message {
+                Some(Ok(Message::Binary(bytes))) => return Ok(bytes),
+                Some(Ok(Message::Close(Some(frame)))) => {
+                    return Err(End::Close(frame.code.into(), frame.reason.as_str().to_owned()));
+                }
+                Some(Ok(Message::Close(None)) | Err(_)) | None => return Err(End::Lost),
+                Some(Ok(_)) => {}
+            }
+        }
+    }
+
+    /// The next frame.
+    pub async fn next(&mut self) -> Value {
+        match self.next_bytes().await {
+            Ok(bytes) => rmpv::decode::read_value(&mut &*bytes).expect("a frame"),
+            Err(end) => panic!("the connection ended: {end:?}"),
+        }
+    }
+
+    /// Sends a request and gives back its answer, which must come next.
+    pub async fn ask(&mut self, frame: Value) -> Value {
+        self.send(frame).await;
+        self.next().await
+    }
+
+    pub async fn subscribe(&mut self, topic: &str) {
+        let reply = self.ask(map! {"type": "subscribe", "topic": topic}).await;
+        assert_eq!(reply["type"], Value::from("subscribed"), "{reply}");
+    }
+
+    /// All frames up to the end, and how it ended.
+    pub async fn rest(&mut self) -> (Vec<Value>, End) {
+        let mut frames = Vec::new();
+        loop {
+            match self.next_bytes().await {
+                Ok(bytes) => frames.push(rmpv::decode::read_value(&mut &*bytes).unwrap_or(Value::Nil)),
+                Err(end) => return (frames, end),
+            }
+        }
+    }
+}
+
+/// Lets everything that is ready run; needs the clock to be paused.
+pub async fn settle() {
+    tokio::time::sleep(Duration::from_millis(1)).await;
+}
