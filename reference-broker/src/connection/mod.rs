@@ -4,12 +4,17 @@
 //! other, none waiting for another: reading (frames go to the [`session`]), writing (what the [`outgoing`]
 //! queue holds, all that is ready in one flush) and watching for somebody who wants the connection closed.
 //!
-//! - [`session`]: what each frame does; knows no socket
+//! - [`session`]: what each frame does; knows no socket: authentication and what is due
+//! - [`requests`]: which request goes where: to [`topics`] or to [`rooms`]
+//! - [`limits`]: what a connection may publish
 //! - [`outgoing`]: the bounded queue that everybody pushes to
 
+mod limits;
 pub(crate) mod outgoing;
 mod requests;
+mod rooms;
 mod session;
+mod topics;
 
 use std::collections::VecDeque;
 use std::future::{pending, poll_fn};

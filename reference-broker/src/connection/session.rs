@@ -20,8 +20,9 @@ use nolag_protocol::{PROTOCOL_VERSION, json};
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::time::Instant;
 
+use super::encoded;
+use super::limits::Limits;
 use super::outgoing::{Close, Outgoing};
-use super::{encoded, requests};
 use crate::auth::{Identity, Refusal, Revalidation, redacted};
 use crate::broker::Broker;
 use crate::config::Profile;
@@ -60,7 +61,7 @@ pub(super) struct Live {
     pub(super) actor: Arc<str>,
     /// The negotiated protocol version.
     pub(super) version: u64,
-    pub(super) limits: requests::Limits,
+    pub(super) limits: Limits,
     pub(super) subscriptions: HashMap<Arc<str>, Subscription>,
     /// The room it is present in.
     pub(super) room: Option<RoomKey>,
@@ -324,7 +325,7 @@ impl Session {
         let Some((seat, subscriptions, room, lobbies)) = self.take_seat(&identity) else {
             return self.refuse(codes::CONNECTION_LIMIT_REACHED);
         };
-        let limits = requests::Limits::new(&self.broker.settings, &identity);
+        let limits = Limits::new(&self.broker.settings, &identity);
         let told = self.extended().then(|| limits.told());
         self.outgoing.push(encoded(AuthReply {
             success: true,
@@ -474,7 +475,8 @@ impl Session {
         live.revalidate_at = now + patience;
         live.limits.renew(&self.broker.settings, &identity);
         live.identity = identity;
-        self.apply_grants();
+        self.renew_subscriptions();
+        self.renew_rooms();
         self.schedule();
     }
 }
@@ -483,6 +485,7 @@ impl Drop for Session {
     /// The connection has ended: it is subscribed to nothing and present nowhere.
     fn drop(&mut self) {
         self.counted.dec();
-        self.leave_everything();
+        self.end_subscriptions();
+        self.end_presence();
     }
 }

@@ -1,0 +1,320 @@
+//! Subscribing and publishing (wire protocol 10.1 to 10.4).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use nolag_protocol::filter::{self, FilterError};
+use nolag_protocol::frame::{
+    FiltersUpdated, Lenient, Publish, Published, Raw, SetFilters, Subscribe, Subscribed, Unsubscribed,
+};
+use nolag_protocol::grant::{self, Operation, Resolution};
+use nolag_protocol::topic::{self, MAX_TOPIC_BYTES};
+use nolag_protocol::{MAX_MESSAGE_BYTES, codes};
+use uuid::Uuid;
+
+use super::encoded;
+use super::requests::{ENVELOPE_BYTES, Relayed, relayed};
+use super::session::{Context, Live, Session};
+use crate::hub::{Interest, Origin, Publication};
+
+const DENIED_HINT: &str = "the topic is outside this token's grants or its room does not exist";
+
+impl Live {
+    /// Where an address leads for an operation, and the address with its scope; `None` when it is denied.
+    fn route(&self, operation: Operation, address: &str) -> Option<(String, Resolution)> {
+        // Longer topics are refused before; in the kraken profile here.
+        if address.len() > MAX_TOPIC_BYTES {
+            return None;
+        }
+        let rules = &self.identity.rules;
+        let effective = grant::effective(rules, self.identity.scope_slug.as_deref(), address);
+        let resolution = grant::resolve(rules, operation, &effective)?;
+        Some((effective.into_owned(), resolution))
+    }
+
+    /// What a subscription to an address asks for.
+    fn interest(&self, address: Arc<str>, keys: Vec<String>, group: Option<&str>) -> Option<Interest> {
+        let (effective, resolution) = self.route(Operation::Subscribe, &address)?;
+        let wildcard = topic::is_wildcard(&effective);
+        let project = self.identity.project_id.as_deref();
+        Some(Interest {
+            app_levels: resolution.app_id.split('/').count(),
+            wildcard,
+            exact: resolution.exact,
+            keys,
+            group: group.map(|name| grant::share_group(project, &resolution.app_id, name).into()),
+            descends: !resolution.exact && grant::descends(&self.identity.rules, &effective),
+            scope: self.identity.scope_slug.as_deref().filter(|_| *effective != *address).map(Arc::from),
+            base: resolution.base.into(),
+            topic: address,
+        })
+    }
+}
+
+impl Session {
+    /// Tells that an address is outside the grants, in the words of the negotiated version.
+    fn denied(&mut self, context: Context<'_>) {
+        let version = self.live().map_or(1, |live| live.version);
+        if version >= 2 {
+            self.error(codes::UNKNOWN_TOPIC, Context { hint: Some(DENIED_HINT), ..context });
+        } else {
+            self.error(codes::NOT_AUTHORIZED, context);
+        }
+    }
+
+    fn invalid_topic(&self, error: topic::TopicError, context: Context<'_>) {
+        let detail = format!("the topic is not well formed: {error}");
+        self.error(codes::INVALID_TOPIC, Context { detail: Some(&detail), ..context });
+    }
+
+    pub(super) fn subscribe(&mut self, subscribe: &Subscribe<'_>) {
+        let msg_ref = self.echoed(subscribe.msg_ref);
+        let context = Context { topic: Some(subscribe.topic), msg_ref, ..Context::default() };
+        if self.extended()
+            && let Err(error) = topic::check_subscribe(subscribe.topic)
+        {
+            return self.invalid_topic(error, context);
+        }
+        let group = match subscribe.group() {
+            Ok(group) => group,
+            Err(fault) => {
+                let detail = fault.to_string();
+                if self.extended() {
+                    self.error(codes::INVALID_MESSAGE, Context { detail: Some(&detail), ..context });
+                }
+                return;
+            }
+        };
+        if self.extended()
+            && let Some(Some(name)) = group
+            && let Err(error) = topic::check_group(name)
+        {
+            let detail = format!("loadBalanceGroup is not well formed: {error}");
+            return self.error(codes::INVALID_MESSAGE, Context { detail: Some(&detail), ..context });
+        }
+        let keys = self.keys(subscribe.filters);
+        let Some(live) = self.live() else { return };
+        let group = group.map(|name| name.unwrap_or(&live.actor));
+        let Some(mut interest) = live.interest(subscribe.topic.into(), Vec::new(), group) else {
+            return self.denied(context);
+        };
+        match keys {
+            Ok(keys) => interest.keys = keys,
+            Err(error) => return self.filters_refused(error, context),
+        }
+        let load_balance = Some(interest.group.is_some());
+        let reply = Subscribed {
+            topic: subscribe.topic,
+            load_balance,
+            epoch: None,
+            seq: None,
+            recovered: None,
+            gap: None,
+            msg_ref,
+        };
+        self.put(interest, false, encoded(reply));
+    }
+
+    /// Puts a subscription in the place of the one of the same topic, if there is one.
+    fn put(&mut self, interest: Interest, fresh: bool, reply: Bytes) {
+        let (broker, outgoing) = (self.broker.clone(), self.outgoing.clone());
+        let Some(live) = self.live() else { return };
+        let previous = live.subscriptions.remove(&interest.topic);
+        if previous.is_none() {
+            broker.metrics.subscriptions.inc();
+        }
+        let subscription = broker.hub.subscribe(&outgoing, interest, previous, fresh, reply);
+        live.subscriptions.insert(subscription.interest.topic.clone(), subscription);
+    }
+
+    pub(super) fn unsubscribe(&mut self, topic: &str, msg_ref: Lenient<&str>) {
+        let msg_ref = self.echoed(msg_ref);
+        if self.overlong(Some(topic), msg_ref) {
+            return;
+        }
+        let (broker, outgoing) = (self.broker.clone(), self.outgoing.clone());
+        if let Some(subscription) = self.live().and_then(|live| live.subscriptions.remove(topic)) {
+            broker.hub.unsubscribe(&subscription);
+            broker.metrics.subscriptions.dec();
+        }
+        outgoing.push(encoded(Unsubscribed { topic, reason: None, msg_ref }));
+    }
+
+    pub(super) fn set_filters(&mut self, request: &SetFilters<'_>) {
+        let msg_ref = self.echoed(request.msg_ref);
+        let context = Context { topic: Some(request.topic), msg_ref, ..Context::default() };
+        let keys = self.keys(Some(request.filters));
+        let current = self.live().and_then(|live| live.subscriptions.get(request.topic));
+        let Some(current) = current.map(|subscription| (*subscription.interest).clone()) else {
+            return self.error(codes::NOT_SUBSCRIBED, context);
+        };
+        match keys {
+            Ok(keys) => {
+                let filters = Some(request.filters);
+                let reply = encoded(FiltersUpdated { topic: request.topic, filters, msg_ref });
+                if reply.len() > MAX_MESSAGE_BYTES {
+                    let detail = Some("the filters do not fit a reply");
+                    return self.error(codes::INVALID_MESSAGE, Context { detail, ..context });
+                }
+                self.put(Interest { keys, ..current }, true, reply);
+            }
+            Err(error) => self.filters_refused(error, context),
+        }
+    }
+
+    /// The keys of a `filters` field. A wrong type is no filter at all to kraken.
+    fn keys(&self, filters: Option<Raw<'_>>) -> Result<Vec<String>, FilterError> {
+        match filter::subscription_keys(filters.map(|raw| raw.0)) {
+            Err(FilterError::WrongType) if !self.extended() => Ok(Vec::new()),
+            keys => keys,
+        }
+    }
+
+    fn filters_refused(&self, error: FilterError, context: Context<'_>) {
+        let mut code = match error {
+            FilterError::Chars => codes::INVALID_FILTER_CHARS,
+            FilterError::TooMany => codes::TOO_MANY_FILTERS,
+            FilterError::WrongType => codes::INVALID_FILTER,
+        };
+        if !self.extended() {
+            code.code = None;
+        }
+        self.error(code, context);
+    }
+
+    pub(super) fn publish(&mut self, publish: &Publish<'_>) {
+        let extended = self.extended();
+        let msg_ref = publish.msg_ref.non_empty();
+        let context = Context { topic: Some(publish.topic), msg_ref, ..Context::default() };
+        let (broker, outgoing) = (self.broker.clone(), self.outgoing.clone());
+        let relayed = relayed(publish.data, extended);
+        let data = match &relayed {
+            Relayed::AsItCame => publish.data.bytes,
+            Relayed::Changed(data) => data,
+            Relayed::Dropped => return,
+        };
+        let now = broker.clock.now();
+        let Some(live) = self.live() else { return };
+        let reject = |session: &mut Self, code: codes::ErrorCode, context| {
+            broker.metrics.rejected(code.name);
+            session.error(code, context);
+        };
+
+        if !live.limits.admits(now.as_secs()) {
+            return reject(self, codes::RATE_LIMIT_EXCEEDED, context);
+        }
+        if extended && let Err(error) = topic::check_publish(publish.topic) {
+            broker.metrics.rejected(codes::INVALID_TOPIC.name);
+            return self.invalid_topic(error, context);
+        }
+        let Some((effective, resolution)) = live.route(Operation::Publish, publish.topic) else {
+            broker.metrics.rejected(codes::UNKNOWN_TOPIC.name);
+            return self.denied(context);
+        };
+        let key = match filter::publish_key(publish.filter.map(|raw| raw.0), publish.filters.map(|raw| raw.0))
+        {
+            Err(FilterError::WrongType) if !extended => Ok(None),
+            key => key,
+        };
+        let limit = live.limits.payload_bytes;
+        let key_bytes = key.as_ref().ok().and_then(Option::as_ref).map_or(0, String::len);
+        let envelope = ENVELOPE_BYTES + 3 * MAX_TOPIC_BYTES + key_bytes + live.actor.len();
+        if publish.data.bytes.len() > limit || data.len() + envelope > MAX_MESSAGE_BYTES {
+            let max_size_bytes = u64::try_from(limit).ok();
+            return reject(self, codes::MESSAGE_TOO_LARGE, Context { max_size_bytes, ..context });
+        }
+        let key = match key {
+            Ok(key) => key,
+            Err(error) => {
+                let detail = error.to_string();
+                return reject(self, codes::INVALID_FILTER, Context { detail: Some(&detail), ..context });
+            }
+        };
+        let retain_ttl = match publish.retain_ttl {
+            Some(seconds) if extended && !(1..=31_536_000).contains(&seconds) => {
+                let detail = Some("retainTtl is 1 to 31,536,000 seconds");
+                return reject(self, codes::INVALID_MESSAGE, Context { detail, ..context });
+            }
+            seconds => seconds.filter(|_| extended).map(Duration::from_secs),
+        };
+
+        live.limits.count();
+        let reaches_below = !resolution.exact
+            && key
+                .as_ref()
+                .is_some_and(|key| grant::may_publish(&live.identity.rules, &format!("{effective}/{key}")));
+        let mut id = Uuid::encode_buffer();
+        let msg_id =
+            broker.settings.record_messages.then(|| &*Uuid::new_v4().hyphenated().encode_lower(&mut id));
+        let publication = Publication {
+            origin: Origin {
+                base: &resolution.base,
+                topic: &effective,
+                exact: resolution.exact,
+                key: key.as_deref(),
+                reaches_below,
+            },
+            data,
+            msg_id,
+            from: &live.actor,
+            from_type: "actor",
+            timestamp: u64::try_from(now.as_millis()).unwrap_or(u64::MAX),
+            silent: publish.echo.is(false).then_some(outgoing.id()),
+            retain: publish.retain.is(true).then_some(retain_ttl.unwrap_or(broker.settings.retain_ttl)),
+        };
+        let reply = msg_ref.map(|msg_ref| {
+            let reply =
+                Published { topic: publish.topic, msg_ref: Some(msg_ref), duplicate: None, level: None };
+            (&*outgoing, encoded(reply))
+        });
+        let delivered = broker.hub.publish(&publication, reply);
+        broker.metrics.published.inc();
+        broker.metrics.delivered.inc_by(delivered);
+        broker.metrics.messages_out.inc_by(delivered);
+    }
+
+    /// Lets go of the subscriptions that new grants do not cover, and moves those that they map elsewhere.
+    /// In the kraken profile they stay as they are.
+    pub(super) fn renew_subscriptions(&mut self) {
+        let extended = self.extended();
+        let (broker, outgoing) = (self.broker.clone(), self.outgoing.clone());
+        let Some(live) = self.live() else { return };
+        for topic in if extended { live.subscriptions.keys().cloned().collect() } else { Vec::new() } {
+            let Some(subscription) = live.subscriptions.remove(&topic) else { continue };
+            let interest = &*subscription.interest;
+            let renewed = live.interest(topic.clone(), interest.keys.clone(), None);
+            match renewed {
+                Some(renewed) if same_place(&renewed, interest) => {
+                    live.subscriptions.insert(topic, subscription);
+                }
+                Some(renewed) => {
+                    let moved = Interest { group: interest.group.clone(), ..renewed };
+                    let subscription = broker.hub.relocate(&outgoing, moved, &subscription);
+                    live.subscriptions.insert(topic, subscription);
+                }
+                None => {
+                    broker.hub.unsubscribe(&subscription);
+                    broker.metrics.subscriptions.dec();
+                    let reason = Some(codes::NOT_AUTHORIZED.name);
+                    outgoing.push(encoded(Unsubscribed { topic: &topic, reason, msg_ref: None }));
+                }
+            }
+        }
+    }
+
+    /// Ends all subscriptions, with the connection.
+    pub(super) fn end_subscriptions(&mut self) {
+        let broker = self.broker.clone();
+        let Some(live) = self.live() else { return };
+        for (_, subscription) in live.subscriptions.drain() {
+            broker.hub.unsubscribe(&subscription);
+            broker.metrics.subscriptions.dec();
+        }
+    }
+}
+
+/// Whether two resolutions of one subscription lead to the same place.
+fn same_place(a: &Interest, b: &Interest) -> bool {
+    a.base == b.base && a.exact == b.exact && a.descends == b.descends && a.scope == b.scope
+}
