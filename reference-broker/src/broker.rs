@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::{Sink, Stream};
@@ -10,6 +10,7 @@ use nolag_protocol::codes;
 use nolag_protocol::frame::Disconnect;
 use parking_lot::Mutex;
 use tokio_tungstenite::tungstenite::{Error as SocketError, Message};
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::auth::{Auth, Cache};
@@ -29,25 +30,26 @@ pub struct Broker {
     pub(crate) hub: Hub,
     pub(crate) presence: Presence,
     pub(crate) organizations: Arc<Organizations>,
-    pub(crate) metrics: Metrics,
+    pub(crate) metrics: Arc<Metrics>,
     connections: Mutex<HashMap<ConnectionId, Arc<Outgoing>>>,
     next_id: AtomicU64,
-    draining: AtomicBool,
+    draining: CancellationToken,
     tasks: TaskTracker,
 }
 
 impl Broker {
     /// A broker with these settings that asks `auth` about tokens.
     pub fn new(settings: Settings, auth: Arc<dyn Auth>, clock: Clock) -> Arc<Self> {
+        let metrics = Arc::new(Metrics::default());
         Arc::new(Self {
             auth: Cache::new(auth, settings.auth_cache_ttl),
-            hub: Hub::new(&settings),
-            presence: Presence::default(),
+            hub: Hub::new(&settings, metrics.clone()),
+            presence: Presence::new(metrics.clone()),
             organizations: Arc::default(),
-            metrics: Metrics::default(),
+            metrics,
             connections: Mutex::default(),
             next_id: AtomicU64::new(1),
-            draining: AtomicBool::new(false),
+            draining: CancellationToken::new(),
             tasks: TaskTracker::new(),
             clock,
             settings,
@@ -60,6 +62,11 @@ impl Broker {
         S: Stream<Item = Result<Message, SocketError>> + Sink<Message, Error = SocketError> + Unpin,
     {
         connection::run(self.clone(), socket).await;
+    }
+
+    /// Waits until [`Broker::shutdown`] is called.
+    pub(crate) async fn drained(&self) {
+        self.draining.cancelled().await;
     }
 
     /// Runs a task that [`Broker::shutdown`] waits for.
@@ -85,13 +92,13 @@ impl Broker {
 
     /// Whether [`Broker::shutdown`] was called.
     pub fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::Relaxed)
+        self.draining.is_cancelled()
     }
 
     /// Tells every connection that the broker goes, with its returns spread over time, and closes them; gives up
     /// on the rest after the grace time (X-17, features 7).
     pub async fn shutdown(&self) {
-        self.draining.store(true, Ordering::Relaxed);
+        self.draining.cancel();
         {
             let connections = self.connections.lock();
             let count = connections.len() as u64;

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -44,8 +45,7 @@ pub async fn serve(broker: Arc<Broker>, listener: TcpListener) {
     loop {
         match listener.accept().await {
             Ok((stream, peer)) => {
-                let connection = accept(router.clone(), stream, peer);
-                broker.spawn(connection);
+                broker.spawn(accept(broker.clone(), router.clone(), stream, peer));
             }
             // Out of file descriptors, most likely: some will come free.
             Err(error) => {
@@ -56,7 +56,7 @@ pub async fn serve(broker: Arc<Broker>, listener: TcpListener) {
     }
 }
 
-async fn accept(router: Router, stream: TcpStream, peer: SocketAddr) {
+async fn accept(broker: Arc<Broker>, router: Router, stream: TcpStream, peer: SocketAddr) {
     // Frames are flushed when they are complete; there is nothing for the kernel to gather.
     let _ = stream.set_nodelay(true);
     let served = http1::Builder::new()
@@ -64,7 +64,16 @@ async fn accept(router: Router, stream: TcpStream, peer: SocketAddr) {
         .header_read_timeout(HEAD_TIMEOUT)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
         .with_upgrades();
-    if let Err(error) = served.await {
+    let mut served = pin!(served);
+    let served = tokio::select! {
+        served = served.as_mut() => served,
+        () = broker.drained() => {
+            // A request under way is answered; one that may come is not waited for.
+            served.as_mut().graceful_shutdown();
+            served.await
+        }
+    };
+    if let Err(error) = served {
         tracing::debug!(%peer, %error, "an HTTP connection failed");
     }
 }

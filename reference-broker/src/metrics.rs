@@ -2,6 +2,8 @@
 
 use std::sync::atomic::AtomicU64;
 
+use bytes::Bytes;
+use nolag_protocol::frame::ServerFrame;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, text::encode};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -50,11 +52,11 @@ pub(crate) struct Metrics {
     pub(crate) retained_messages: Gauge,
     pub(crate) published: Count,
     rejected: Family<Code, Counter>,
-    pub(crate) delivered: Count,
+    delivered: Count,
     dropped: Family<Reason, Counter>,
     auth: Family<Outcome, Counter>,
     frames: Family<Frames, Counter>,
-    pub(crate) messages_out: Count,
+    messages_out: Count,
     pub(crate) bytes_in: Count,
     pub(crate) bytes_out: Count,
 }
@@ -126,7 +128,26 @@ impl Metrics {
         self.auth.get_or_create(&Outcome { result }).inc();
     }
 
-    pub(crate) fn frame(&self, direction: &'static str, kind: &'static str) {
-        self.frames.get_or_create(&Frames { direction, r#type: kind }).inc();
+    /// So many messages were queued for their receivers.
+    pub(crate) fn delivered(&self, messages: u64) {
+        self.delivered.inc_by(messages);
+        self.messages_out.inc_by(messages);
+    }
+
+    /// A frame of this type arrived.
+    pub(crate) fn frame_in(&self, kind: &'static str) {
+        self.frames.get_or_create(&Frames { direction: "in", r#type: kind }).inc();
+    }
+
+    /// So many frames of one type were queued.
+    pub(crate) fn frames_out(&self, kind: &'static str, count: usize) {
+        self.frames.get_or_create(&Frames { direction: "out", r#type: kind }).inc_by(count as u64);
+    }
+
+    /// The canonical bytes of a frame for one receiver.
+    pub(crate) fn encoded<'a>(&self, frame: impl Into<ServerFrame<'a>>) -> Bytes {
+        let frame = frame.into();
+        self.frames_out(frame.known_kind().unwrap_or("unknown"), 1);
+        frame.to_vec().into()
     }
 }

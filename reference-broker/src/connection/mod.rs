@@ -25,7 +25,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::{Sink, SinkExt as _, Stream, StreamExt as _};
 use nolag_protocol::codes;
-use nolag_protocol::frame::ServerFrame;
+use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_tungstenite::tungstenite::protocol::CloseFrame;
 use tokio_tungstenite::tungstenite::{Error as SocketError, Message};
@@ -37,6 +37,9 @@ use session::Session;
 
 /// How long a peer has to take what is left and to answer a close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A backlog past which no more is read before the writer has had its turn.
+const YIELD_BYTES: usize = 64 * 1024;
 
 /// Why a connection ends.
 enum Ending {
@@ -88,6 +91,10 @@ where
 {
     let mut due = pin!(sleep_until(Instant::now()));
     loop {
+        if outgoing.backlog() > YIELD_BYTES {
+            // The writer's turn: who asks for much and takes it is not a slow consumer.
+            yield_now().await;
+        }
         if outgoing.is_closing() {
             // The closing branch of `run` takes over.
             return pending().await;
@@ -196,9 +203,4 @@ impl<K: Sink<Message, Error = SocketError> + Unpin> Writer<'_, K> {
             while let Some(Ok(_)) = stream.next().await {}
         }
     }
-}
-
-/// The canonical bytes of a frame.
-pub(crate) fn encoded<'a>(frame: impl Into<ServerFrame<'a>>) -> Bytes {
-    frame.into().to_vec().into()
 }

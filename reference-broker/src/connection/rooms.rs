@@ -6,7 +6,6 @@ use bytes::Bytes;
 use nolag_protocol::frame::{GetPresence, Lenient, LobbyUnsubscribed, Presence, PresenceUpdated};
 use nolag_protocol::{codes, msgpack};
 
-use super::encoded;
 use super::requests::{Relayed, relayed};
 use super::session::{Context, Live, Session};
 use crate::presence::{Member, RoomKey, SnapshotKind, Style, Watch};
@@ -50,7 +49,7 @@ impl Session {
         let (broker, outgoing) = (self.broker.clone(), self.outgoing.clone());
         let confirm = |room_id| {
             if msg_ref.is_some() {
-                outgoing.push(encoded(PresenceUpdated { app: None, room_id, msg_ref }));
+                outgoing.push(broker.metrics.encoded(PresenceUpdated { app: None, room_id, msg_ref }));
             }
         };
         // Without a room it is accepted and announced to nobody (19).
@@ -140,7 +139,7 @@ impl Session {
         if let Some((lobby, watches)) = self.live().and_then(|live| live.lobbies.remove_entry(lobby_id)) {
             broker.presence.unwatch(&lobby, &watches, &outgoing);
         }
-        outgoing.push(encoded(LobbyUnsubscribed { lobby_id, msg_ref }));
+        outgoing.push(broker.metrics.encoded(LobbyUnsubscribed { lobby_id, msg_ref }));
     }
 
     pub(super) fn get_lobby_presence(&mut self, lobby_id: &str, msg_ref: Lenient<&str>) {

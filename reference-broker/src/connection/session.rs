@@ -20,7 +20,6 @@ use nolag_protocol::{PROTOCOL_VERSION, json};
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::time::Instant;
 
-use super::encoded;
 use super::limits::Limits;
 use super::outgoing::{Close, Outgoing};
 use crate::auth::{Identity, Refusal, Revalidation, redacted};
@@ -228,7 +227,7 @@ impl Session {
             Err(malformed) => return self.malformed(&malformed),
         };
         // As a label there must not be as many types as clients can think of.
-        self.broker.metrics.frame("in", frame.known_kind().unwrap_or("unknown"));
+        self.broker.metrics.frame_in(frame.known_kind().unwrap_or("unknown"));
         match (&self.state, frame) {
             (_, ClientFrame::Auth(auth)) => self.auth(&auth),
             (State::Fresh { .. }, _) => self.error(codes::NOT_AUTHENTICATED, Context::default()),
@@ -248,7 +247,7 @@ impl Session {
 
     /// What cannot be used is answered where the profile has an answer (wire protocol 4.8).
     pub(super) fn malformed(&mut self, malformed: &Malformed<'_>) {
-        self.broker.metrics.frame("in", "malformed");
+        self.broker.metrics.frame_in("malformed");
         let fresh = matches!(self.state, State::Fresh { .. });
         match malformed.fault {
             Fault::WrongType { frame: "auth", field: "token", .. } if fresh => {
@@ -273,9 +272,8 @@ impl Session {
 
     /// Queues an `error` frame.
     pub(super) fn error(&self, code: ErrorCode, context: Context<'_>) {
-        self.broker.metrics.frame("out", "error");
         let reply = |context: Context<'_>| {
-            encoded(ErrorReply {
+            self.broker.metrics.encoded(ErrorReply {
                 code: code.code,
                 error: code.name,
                 hint: context.hint,
@@ -327,7 +325,7 @@ impl Session {
         };
         let limits = Limits::new(&self.broker.settings, &identity);
         let told = self.extended().then(|| limits.told());
-        self.outgoing.push(encoded(AuthReply {
+        self.outgoing.push(self.broker.metrics.encoded(AuthReply {
             success: true,
             error: None,
             actor_token_id: Some(&identity.actor_token_id),
@@ -394,7 +392,7 @@ impl Session {
 
     fn auth_failed(&self, code: ErrorCode) {
         self.broker.metrics.auth(code.name);
-        self.outgoing.push(encoded(AuthReply {
+        self.outgoing.push(self.broker.metrics.encoded(AuthReply {
             success: false,
             error: Some(code.name),
             actor_token_id: None,
@@ -422,7 +420,7 @@ impl Session {
             Ok(_) => None,
         };
         let expires_at = result.as_ref().ok().and_then(|identity| identity.expires_at);
-        self.outgoing.push(encoded(ReauthReply {
+        self.outgoing.push(self.broker.metrics.encoded(ReauthReply {
             success: refused.is_none(),
             auth_expires_at: expires_at.filter(|_| refused.is_none()),
             error: refused.map(|code| code.name),

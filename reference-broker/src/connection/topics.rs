@@ -13,7 +13,6 @@ use nolag_protocol::topic::{self, MAX_TOPIC_BYTES};
 use nolag_protocol::{MAX_MESSAGE_BYTES, codes};
 use uuid::Uuid;
 
-use super::encoded;
 use super::requests::{ENVELOPE_BYTES, Relayed, relayed};
 use super::session::{Context, Live, Session};
 use crate::hub::{Interest, Origin, Publication};
@@ -113,7 +112,8 @@ impl Session {
             gap: None,
             msg_ref,
         };
-        self.put(interest, false, encoded(reply));
+        let reply = self.broker.metrics.encoded(reply);
+        self.put(interest, false, reply);
     }
 
     /// Puts a subscription in the place of the one of the same topic, if there is one.
@@ -138,7 +138,7 @@ impl Session {
             broker.hub.unsubscribe(&subscription);
             broker.metrics.subscriptions.dec();
         }
-        outgoing.push(encoded(Unsubscribed { topic, reason: None, msg_ref }));
+        outgoing.push(broker.metrics.encoded(Unsubscribed { topic, reason: None, msg_ref }));
     }
 
     pub(super) fn set_filters(&mut self, request: &SetFilters<'_>) {
@@ -152,7 +152,8 @@ impl Session {
         match keys {
             Ok(keys) => {
                 let filters = Some(request.filters);
-                let reply = encoded(FiltersUpdated { topic: request.topic, filters, msg_ref });
+                let reply =
+                    self.broker.metrics.encoded(FiltersUpdated { topic: request.topic, filters, msg_ref });
                 if reply.len() > MAX_MESSAGE_BYTES {
                     let detail = Some("the filters do not fit a reply");
                     return self.error(codes::INVALID_MESSAGE, Context { detail, ..context });
@@ -266,12 +267,10 @@ impl Session {
         let reply = msg_ref.map(|msg_ref| {
             let reply =
                 Published { topic: publish.topic, msg_ref: Some(msg_ref), duplicate: None, level: None };
-            (&*outgoing, encoded(reply))
+            (&*outgoing, broker.metrics.encoded(reply))
         });
-        let delivered = broker.hub.publish(&publication, reply);
+        broker.hub.publish(&publication, reply);
         broker.metrics.published.inc();
-        broker.metrics.delivered.inc_by(delivered);
-        broker.metrics.messages_out.inc_by(delivered);
     }
 
     /// Lets go of the subscriptions that new grants do not cover, and moves those that they map elsewhere.
@@ -297,7 +296,11 @@ impl Session {
                     broker.hub.unsubscribe(&subscription);
                     broker.metrics.subscriptions.dec();
                     let reason = Some(codes::NOT_AUTHORIZED.name);
-                    outgoing.push(encoded(Unsubscribed { topic: &topic, reason, msg_ref: None }));
+                    outgoing.push(broker.metrics.encoded(Unsubscribed {
+                        topic: &topic,
+                        reason,
+                        msg_ref: None,
+                    }));
                 }
             }
         }

@@ -32,6 +32,7 @@ pub(crate) use address::{Interest, Origin};
 
 use crate::config::{Profile, Settings};
 use crate::connection::{ConnectionId, Outgoing};
+use crate::metrics::Metrics;
 use members::SubscriptionId;
 use retained::Retained;
 use table::Table;
@@ -39,6 +40,7 @@ use table::Table;
 /// The subscriptions of all connections, and the retained messages.
 pub(crate) struct Hub {
     extended: bool,
+    metrics: Arc<Metrics>,
     state: Mutex<State>,
 }
 
@@ -103,10 +105,10 @@ impl Publication<'_> {
 }
 
 impl Hub {
-    pub(crate) fn new(settings: &Settings) -> Self {
+    pub(crate) fn new(settings: &Settings, metrics: Arc<Metrics>) -> Self {
         let state =
             State { table: Table::default(), retained: Retained::new(settings.retain_max), next_id: 1 };
-        Self { extended: settings.profile == Profile::Extended, state: Mutex::new(state) }
+        Self { extended: settings.profile == Profile::Extended, metrics, state: Mutex::new(state) }
     }
 
     /// Puts a subscription in the place of `previous`, if there is one; then queues the reply and the retained
@@ -139,6 +141,7 @@ impl Hub {
                 && let Some(delivery) = interest.wants(&kept.origin())
             {
                 outgoing.push(kept.publication().frame(self.extended, &delivery, true));
+                self.metrics.delivered(1);
             }
         }
         Subscription { id, interest }
@@ -177,6 +180,7 @@ impl Hub {
             let until = Instant::now() + ttl;
             state.retained.set(message, (!clears).then_some(until));
         }
+        self.metrics.delivered(delivered);
         delivered
     }
 

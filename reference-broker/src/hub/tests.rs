@@ -74,7 +74,7 @@ fn deliver_vectors() {
         let (base, key) = (format!("app/{}", case["topic"].as_str().unwrap()), text(case, "filterKey"));
 
         for retained in [false, true] {
-            let hub = Hub::new(&Settings::default());
+            let hub = Hub::new(&Settings::default(), Arc::default());
             let outgoing = subscriber(1);
             let mut message = publication(&base, key.as_deref(), true);
             if retained {
@@ -123,7 +123,7 @@ fn a_scope_is_not_shown() {
 /// C-079, C-081: each message goes to one member, in turn, and never to the one that shall not hear it.
 #[test]
 fn members_of_a_group_take_turns() {
-    let hub = Hub::new(&Settings::default());
+    let hub = Hub::new(&Settings::default(), Arc::default());
     let members: Vec<_> = (1..=3).map(subscriber).collect();
     let mut wanted = interest("jobs", Vec::new(), false);
     wanted.group = Some("workers".into());
@@ -160,7 +160,7 @@ fn members_of_a_group_take_turns() {
 #[tokio::test(start_paused = true)]
 async fn retained_messages_have_bounds() {
     let settings = Settings { retain_max: 3, ..Settings::default() };
-    let hub = Hub::new(&settings);
+    let hub = Hub::new(&settings, Arc::default());
     let mut message = publication("app/a", None, false);
     message.retain = Some(Settings::default().retain_ttl);
     for base in ["app/a", "app/b", "app/a", "app/c", "app/d"] {
@@ -218,7 +218,7 @@ proptest! {
         key in prop::option::of(prop::sample::select(vec!["a", "b"])),
         reaches_below in any::<bool>(),
     ) {
-        let hub = Hub::new(&Settings::default());
+        let hub = Hub::new(&Settings::default(), Arc::default());
         let mut live = Vec::new();
         let mut gone = Vec::new();
         for (id, (interest, leaves)) in (1..).zip(interests) {

@@ -7,7 +7,7 @@ use nolag_protocol::frame::{Data, LobbyPresence, LobbyPresenceList, LobbySubscri
 use nolag_protocol::msgpack::{Token, write};
 
 use super::{Change, Cut, Frames, Member, Presence, Room, RoomKey, Style};
-use crate::connection::{Outgoing, encoded};
+use crate::connection::Outgoing;
 
 /// One room of a lobby, as one actor sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,8 +107,12 @@ impl Presence {
         presence.extend_from_slice(&snapshot.bytes);
         let (presence, truncated) = (Data::new(&presence), snapshot.full.then_some(true));
         to.push(match kind {
-            SnapshotKind::Subscribed => encoded(LobbySubscribed { lobby_id, presence, truncated, msg_ref }),
-            SnapshotKind::List => encoded(LobbyPresenceList { lobby_id, presence, truncated, msg_ref }),
+            SnapshotKind::Subscribed => {
+                self.metrics.encoded(LobbySubscribed { lobby_id, presence, truncated, msg_ref })
+            }
+            SnapshotKind::List => {
+                self.metrics.encoded(LobbyPresenceList { lobby_id, presence, truncated, msg_ref })
+            }
         });
     }
 }
@@ -123,7 +127,7 @@ impl Room {
             watcher.outgoing.push(frames.get(key, || {
                 // kraken names the lobby by its internal id.
                 let lobby_id = if style.extended { &watcher.lobby } else { &watcher.lobby_id };
-                encoded(LobbyPresence {
+                LobbyPresence {
                     event: change.name(),
                     lobby_id,
                     room_id: Some(Nilable(watcher.slug.as_deref())),
@@ -131,7 +135,9 @@ impl Room {
                     data,
                     lobby_uuid: style.extended.then_some(&*watcher.lobby_id),
                     app: None,
-                })
+                }
+                .to_vec()
+                .into()
             }));
         }
     }

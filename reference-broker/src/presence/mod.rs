@@ -21,7 +21,8 @@ use parking_lot::Mutex;
 use lobby::Watcher;
 pub(crate) use lobby::{SnapshotKind, Watch};
 
-use crate::connection::{ConnectionId, Outgoing, encoded};
+use crate::connection::{ConnectionId, Outgoing};
+use crate::metrics::Metrics;
 
 /// Names a room: presence is kept apart by project and scope.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -45,9 +46,9 @@ pub(crate) struct Member {
 }
 
 /// All rooms.
-#[derive(Debug, Default)]
 pub(crate) struct Presence {
     rooms: Mutex<HashMap<RoomKey, Room>>,
+    metrics: Arc<Metrics>,
 }
 
 #[derive(Debug, Default)]
@@ -81,6 +82,10 @@ pub(crate) struct Style {
 }
 
 impl Presence {
+    pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
+        Self { rooms: Mutex::default(), metrics }
+    }
+
     /// Enters a room, or changes the data in it; a first time is a `join` and at once an `update`.
     /// Returns whether it was the first time.
     pub(crate) fn set(&self, key: &RoomKey, mut member: Member, style: Style) -> bool {
@@ -94,9 +99,9 @@ impl Presence {
         }
         room.members.insert(id, member.clone());
         if first {
-            room.tell(&member, Change::Join, style);
+            room.tell(&member, Change::Join, style, &self.metrics);
         }
-        room.tell(&member, Change::Update, style);
+        room.tell(&member, Change::Update, style, &self.metrics);
         first
     }
 
@@ -110,7 +115,7 @@ impl Presence {
         else {
             return false;
         };
-        room.tell(&member, Change::Leave, style);
+        room.tell(&member, Change::Leave, style, &self.metrics);
         room.members.swap_remove(&id);
         if room.is_empty() {
             rooms.remove(key);
@@ -135,7 +140,7 @@ impl Presence {
         let mut data = Vec::with_capacity(list.bytes.len() + 5);
         write::token(&mut data, Token::Array(list.count));
         data.extend_from_slice(&list.bytes);
-        to.push(encoded(PresenceList {
+        to.push(self.metrics.encoded(PresenceList {
             app: None,
             room_id,
             data: Data::new(&data),
@@ -151,7 +156,7 @@ impl Room {
     }
 
     /// Queues the events of a change for members and watchers.
-    fn tell(&self, who: &Member, change: Change, style: Style) {
+    fn tell(&self, who: &Member, change: Change, style: Style, metrics: &Metrics) {
         let mut data = Vec::with_capacity(who.data.len() + 64);
         let with_data = change != Change::Leave;
         write::token(&mut data, Token::Map(1 + u32::from(with_data)));
@@ -165,10 +170,13 @@ impl Room {
         for member in self.members.values() {
             let room_id = style.extended.then_some(&*member.slug);
             member.outgoing.push(frames.get(room_id, || {
-                encoded(PresenceEvent { event: change.name(), app: None, room_id, data: Data::new(&data) })
+                let data = Data::new(&data);
+                PresenceEvent { event: change.name(), app: None, room_id, data }.to_vec().into()
             }));
         }
+        metrics.frames_out("presence", self.members.len());
         self.tell_watchers(who, change, style);
+        metrics.frames_out("lobbyPresence", self.watchers.len());
     }
 }
 
