@@ -25,7 +25,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::{Sink, SinkExt as _, Stream, StreamExt as _};
 use nolag_protocol::codes;
-use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_tungstenite::tungstenite::protocol::CloseFrame;
 use tokio_tungstenite::tungstenite::{Error as SocketError, Message};
@@ -37,9 +36,6 @@ use session::Session;
 
 /// How long a peer has to take what is left and to answer a close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// A backlog past which no more is read before the writer has had its turn.
-const YIELD_BYTES: usize = 64 * 1024;
 
 /// Why a connection ends.
 enum Ending {
@@ -91,10 +87,6 @@ where
 {
     let mut due = pin!(sleep_until(Instant::now()));
     loop {
-        if outgoing.backlog() > YIELD_BYTES {
-            // The writer's turn: who asks for much and takes it is not a slow consumer.
-            yield_now().await;
-        }
         if outgoing.is_closing() {
             // The closing branch of `run` takes over.
             return pending().await;

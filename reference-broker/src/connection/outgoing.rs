@@ -103,11 +103,6 @@ impl Outgoing {
         self.writer.wake();
     }
 
-    /// Bytes queued or taken by the writer and not yet written.
-    pub(crate) fn backlog(&self) -> usize {
-        self.bytes.load(Ordering::Relaxed)
-    }
-
     /// How many frames were thrown away because of a close.
     pub(crate) fn dropped(&self) -> u64 {
         self.queue.lock().dropped
