@@ -135,7 +135,10 @@ async fn upgrade(State(broker): State<Arc<Broker>>, mut request: Request) -> Res
                 if let Ok(upgraded) = on_upgrade.await
                     && let Ok(Parts { io, read_buf, .. }) = upgraded.downcast::<TokioIo<TcpStream>>()
                 {
-                    websocket(&broker, io.into_inner(), read_buf.to_vec()).await;
+                    // Copied: the buffer that the request was read into would live as long as the connection.
+                    let read_already = read_buf.to_vec();
+                    drop(read_buf);
+                    websocket(&broker, io.into_inner(), read_already).await;
                 }
             });
             response
