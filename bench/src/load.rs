@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, sleep_until, timeout};
 
-use crate::process::Process;
+use crate::process::{self, Process};
 use crate::wire::{Connection, publish};
 
 /// The token of subscribers.
@@ -178,8 +178,10 @@ fn stamp(data: &[u8]) -> Option<u64> {
 pub(crate) enum Pace {
     /// So many a second, whatever comes back.
     Rate(u32),
-    /// As fast as it goes with so many unconfirmed.
+    /// As fast as it goes with so many unconfirmed, each publish a write of its own.
     InFlight(usize),
+    /// The same, but what may go out at a time is one write.
+    Gathered(usize),
 }
 
 /// A connection that publishes.
@@ -218,10 +220,14 @@ impl Publisher {
                     }
                 }
             }
-            Pace::InFlight(window) => {
+            Pace::InFlight(window) | Pace::Gathered(window) => {
+                let gathers = matches!(pace, Pace::Gathered(_));
                 while Instant::now() < end {
                     let more = window - in_flight;
-                    self.send(more).await?;
+                    let (writes, each) = if gathers { (1, more) } else { (more, 1) };
+                    for _ in 0..writes {
+                        self.send(each).await?;
+                    }
                     sent += more as u64;
                     in_flight = window - confirmations(&mut self.connection).await?;
                 }
@@ -233,6 +239,7 @@ impl Publisher {
         Ok(sent)
     }
 
+    /// Publishes in one write.
     async fn send(&mut self, count: usize) -> Result<()> {
         let stamp = format!("{:0STAMP$}", now());
         self.message[self.stamp_at..self.stamp_at + STAMP].copy_from_slice(stamp.as_bytes());
@@ -259,6 +266,7 @@ async fn confirmations(connection: &mut Connection) -> Result<usize> {
 /// A round that is under way: what had been used and heard when it began.
 pub(crate) struct Watch {
     cpu: Duration,
+    own_cpu: Duration,
     messages: u64,
     start: u64,
 }
@@ -267,7 +275,12 @@ impl Watch {
     /// Begins a round.
     pub(crate) fn start(process: &Process, audience: &Audience) -> Result<Self> {
         audience.heard.latencies.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        Ok(Self { cpu: process.cpu()?, messages: audience.heard.messages.load(Relaxed), start: now() })
+        Ok(Self {
+            cpu: process.cpu()?,
+            own_cpu: process::cpu("self")?,
+            messages: audience.heard.messages.load(Relaxed),
+            start: now(),
+        })
     }
 
     /// Waits until the whole audience has had everything that was published.
@@ -279,11 +292,12 @@ impl Watch {
     ) -> Result<Round> {
         audience.wait(self.messages, published).await?;
         let cpu = process.cpu()?.saturating_sub(self.cpu);
+        let own_cpu = process::cpu("self")?.saturating_sub(self.own_cpu);
         let time = Duration::from_nanos(audience.heard.last.load(Relaxed).saturating_sub(self.start));
         let mut latencies =
             std::mem::take(&mut *audience.heard.latencies.lock().unwrap_or_else(PoisonError::into_inner));
         latencies.sort_unstable();
-        Ok(Round { published, delivered: published * audience.size, time, cpu, latencies })
+        Ok(Round { published, delivered: published * audience.size, time, cpu, own_cpu, latencies })
     }
 }
 
@@ -295,6 +309,8 @@ pub(crate) struct Round {
     time: Duration,
     /// What the process under measurement used.
     cpu: Duration,
+    /// What the generator used.
+    own_cpu: Duration,
     /// Sorted.
     latencies: Vec<Duration>,
 }
@@ -308,6 +324,11 @@ impl Round {
     /// CPU time for each publish, in microseconds.
     pub(crate) fn cpu_per_publish(&self) -> f64 {
         self.cpu.as_secs_f64() * 1e6 / self.published as f64
+    }
+
+    /// What the generator used, as a multiple of what it measured.
+    pub(crate) fn generator(&self) -> f64 {
+        self.own_cpu.as_secs_f64() / self.cpu.as_secs_f64()
     }
 
     /// Deliveries a second.

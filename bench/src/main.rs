@@ -18,6 +18,8 @@ mod process;
 mod report;
 mod wire;
 
+use std::process::ExitCode;
+
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 
@@ -37,8 +39,18 @@ enum What {
     BareWriter(bare::Args),
 }
 
-fn main() -> Result<()> {
-    match Cli::parse().what {
+fn main() -> ExitCode {
+    match run(Cli::parse().what) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(what: What) -> Result<()> {
+    match what {
         What::BareWriter(args) => bare::write(&args),
         What::Broker(args) => {
             rlimit::increase_nofile_limit(u64::MAX).context("cannot lift the limit on open files")?;

@@ -78,24 +78,29 @@ impl Process {
 
     /// The CPU time that it has used so far, in user and kernel mode.
     pub(crate) fn cpu(&self) -> Result<Duration> {
-        let stat = self.proc("stat")?;
-        // The name in parentheses may hold anything; the fields behind it are numbers, user and system time the 12th and 13th.
-        let (_, fields) = stat.rsplit_once(')').context("no name in /proc/…/stat")?;
-        let mut ticks = fields.split_whitespace().skip(11).map_while(|field| field.parse::<u32>().ok());
-        let (user, system) = ticks.next().zip(ticks.next()).context("no times in /proc/…/stat")?;
-        Ok(TICK * (user + system))
+        cpu(&self.pid.to_string())
     }
 
     /// The memory that it holds, in bytes.
     pub(crate) fn memory(&self) -> Result<u64> {
-        let status = self.proc("status")?;
+        let status = proc(&self.pid.to_string(), "status")?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
         let kib: u64 = line.trim().trim_end_matches(" kB").parse().context("VmRSS is no number")?;
         Ok(kib * 1024)
     }
+}
 
-    fn proc(&self, file: &str) -> Result<String> {
-        let path = format!("/proc/{}/{file}", self.pid);
-        std::fs::read_to_string(&path).with_context(|| format!("cannot read {path} (measuring needs Linux)"))
-    }
+/// The CPU time that a process has used so far, in user and kernel mode; `self` is this one.
+pub(crate) fn cpu(pid: &str) -> Result<Duration> {
+    let stat = proc(pid, "stat")?;
+    // The name in parentheses may hold anything; the fields behind it are numbers, user and system time the 12th and 13th.
+    let (_, fields) = stat.rsplit_once(')').context("no name in /proc/…/stat")?;
+    let mut ticks = fields.split_whitespace().skip(11).map_while(|field| field.parse::<u32>().ok());
+    let (user, system) = ticks.next().zip(ticks.next()).context("no times in /proc/…/stat")?;
+    Ok(TICK * (user + system))
+}
+
+fn proc(pid: &str, file: &str) -> Result<String> {
+    let path = format!("/proc/{pid}/{file}");
+    std::fs::read_to_string(&path).with_context(|| format!("cannot read {path} (measuring needs Linux)"))
 }

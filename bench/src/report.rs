@@ -9,7 +9,9 @@ use serde_json::{Value, json};
 
 /// Something measured, once a round.
 pub(crate) struct Figure {
-    name: String,
+    /// The work that was done; figures of the same work stand together.
+    work: String,
+    name: &'static str,
     unit: &'static str,
     /// Sorted; not empty.
     rounds: Vec<f64>,
@@ -31,19 +33,28 @@ impl Goal {
     pub(crate) fn at_least(bound: f64, why: &'static str) -> Self {
         Self { bound, at_most: false, why }
     }
+
+    fn sign(&self) -> &'static str {
+        if self.at_most { "≤" } else { "≥" }
+    }
 }
 
 impl Figure {
-    pub(crate) fn new(name: impl Into<String>, unit: &'static str, mut rounds: Vec<f64>) -> Self {
+    pub(crate) fn new(
+        work: impl Into<String>,
+        name: &'static str,
+        unit: &'static str,
+        mut rounds: Vec<f64>,
+    ) -> Self {
         rounds.sort_by(f64::total_cmp);
-        Self { name: name.into(), unit, rounds, goal: None }
+        Self { work: work.into(), name, unit, rounds, goal: None }
     }
 
     pub(crate) fn goal(self, goal: Goal) -> Self {
         Self { goal: Some(goal), ..self }
     }
 
-    fn median(&self) -> f64 {
+    pub(crate) fn median(&self) -> f64 {
         let middle = self.rounds.len() / 2;
         if self.rounds.len().is_multiple_of(2) {
             f64::midpoint(self.rounds[middle - 1], self.rounds[middle])
@@ -69,23 +80,37 @@ pub(crate) struct Report {
     pub(crate) figures: Vec<Figure>,
 }
 
+/// What one must know to read the table.
+const NOTES: &str = "
+A rate is what broker and generator do together on the same cores; CPU is the broker's alone.
+Rivals were measured on another machine, where the bare loop took 6.3 µs: a hint, no verdict.
+";
+
 impl Report {
-    /// One line for each figure.
+    /// One line for each figure, those of the same work below its name.
     pub(crate) fn table(&self) -> String {
-        let header = ["figure", "median", "spread", "goal", ""].map(str::to_owned);
-        let rows: Vec<_> = [header].into_iter().chain(self.figures.iter().map(row)).collect();
-        let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-        let widths = [width(0), width(1), width(2), width(3)];
-        let mut table = String::new();
-        for [name, median, spread, goal, why] in &rows {
-            let [first, second, third, fourth] = widths;
-            let line = format!("{name:<first$}  {median:>second$}  {spread:>third$}  {goal:<fourth$}  {why}");
-            let _ = writeln!(table, "{}", line.trim_end());
+        let header = ["", "median", "spread", "goal", "", ""].map(str::to_owned);
+        let rows: Vec<_> = self.figures.iter().map(row).collect();
+        let all = || [&header].into_iter().chain(&rows);
+        let width = |column: usize| all().map(|row| row[column].chars().count()).max().unwrap_or(0);
+        let [first, second, third, fourth, fifth] = [0, 1, 2, 3, 4].map(width);
+        let line = |[name, median, spread, goal, verdict, why]: &[String; 6]| {
+            let line = format!(
+                "  {name:<first$}  {median:>second$}  {spread:>third$}  {goal:<fourth$}  {verdict:<fifth$}  {why}"
+            );
+            line.trim_end().to_owned() + "\n"
+        };
+
+        let mut table = line(&header);
+        let mut work = "";
+        for (figure, row) in self.figures.iter().zip(&rows) {
+            if figure.work != work {
+                work = &figure.work;
+                let _ = writeln!(table, "{work}");
+            }
+            table += &line(row);
         }
-        table.push_str(
-            "Rivals were measured on another machine, where the bare loop took 6.3 µs: a hint, no verdict.\n",
-        );
-        table
+        table + NOTES
     }
 
     fn json(&self) -> Value {
@@ -102,7 +127,7 @@ impl Report {
                     })
                 });
                 json!({
-                    "name": figure.name, "unit": figure.unit, "median": figure.median(),
+                    "work": figure.work, "name": figure.name, "unit": figure.unit, "median": figure.median(),
                     "least": least, "most": most, "rounds": figure.rounds, "goal": goal,
                 })
             })
@@ -114,40 +139,42 @@ impl Report {
     /// A bar for each figure that has a goal, as long as the share of the goal that it reaches.
     fn picture(&self) -> String {
         const ROW: usize = 30;
-        const LEFT: usize = 340;
+        const LEFT: usize = 370;
         /// The length of a bar that just reaches its goal, and of the longest that is drawn.
-        const GOAL: f64 = 240.0;
-        const LONGEST: f64 = 480.0;
+        const GOAL: f64 = 200.0;
+        const LONGEST: f64 = 400.0;
         let rows: Vec<_> = self.figures.iter().filter_map(|figure| Some((figure, figure.reach()?))).collect();
-        let height = ROW * rows.len() + 50;
+        let height = ROW * rows.len() + 70;
         let mut svg = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"1000\" height=\"{height}\" font-family=\"sans-serif\" font-size=\"13\">\n\
              <rect width=\"1000\" height=\"{height}\" fill=\"white\"/>\n\
-             <text x=\"10\" y=\"22\" font-weight=\"bold\">NoLag broker: share of the goal reached (longer is better)</text>\n"
+             <text x=\"10\" y=\"22\" font-weight=\"bold\">NoLag broker: how much of each goal is reached (longer is better, cut at twice the goal)</text>\n"
         );
-        for (place, (figure, reach)) in rows.iter().enumerate() {
-            let top = 40 + ROW * place;
-            let length = (reach * GOAL).min(LONGEST);
-            let colour = if *reach >= 1.0 { "#2a9d5c" } else { "#d98324" };
-            let name = escape(&figure.name);
-            let value = escape(&format!("{} {}", number(figure.median()), figure.unit));
-            let _ = writeln!(
-                svg,
-                "<text x=\"10\" y=\"{}\">{name}</text>\
-                 <rect x=\"{LEFT}\" y=\"{top}\" width=\"{length:.1}\" height=\"20\" fill=\"{colour}\"/>\
-                 <text x=\"{:.1}\" y=\"{}\">{value}</text>",
-                top + 15,
-                LEFT as f64 + length + 6.0,
-                top + 15,
-            );
-        }
         let goal = LEFT as f64 + GOAL;
         let _ = writeln!(
             svg,
-            "<line x1=\"{goal}\" y1=\"30\" x2=\"{goal}\" y2=\"{}\" stroke=\"black\" stroke-dasharray=\"4 3\"/>\n</svg>",
+            "<text x=\"{goal}\" y=\"48\" text-anchor=\"middle\">goal</text>\
+             <line x1=\"{goal}\" y1=\"54\" x2=\"{goal}\" y2=\"{}\" stroke=\"black\" stroke-dasharray=\"4 3\"/>",
             height - 8
         );
-        svg
+        for (place, (figure, reach)) in rows.iter().enumerate() {
+            let top = 60 + ROW * place;
+            let length = (reach * GOAL).min(LONGEST);
+            let colour = if *reach >= 1.0 { "#2a9d5c" } else { "#d98324" };
+            let name = escape(&format!("{}: {}", figure.work, figure.name));
+            let [_, median, _, goal, ..] = row(figure);
+            // White around the letters keeps them readable on the line that marks the goal.
+            let _ = writeln!(
+                svg,
+                "<text x=\"10\" y=\"{text}\">{name}</text>\
+                 <rect x=\"{LEFT}\" y=\"{top}\" width=\"{length:.1}\" height=\"20\" fill=\"{colour}\"/>\
+                 <text x=\"{right:.1}\" y=\"{text}\" stroke=\"white\" stroke-width=\"4\" paint-order=\"stroke\">{value}</text>",
+                text = top + 15,
+                right = LEFT as f64 + length + 6.0,
+                value = escape(&format!("{median} (goal {goal})")),
+            );
+        }
+        svg + "</svg>\n"
     }
 }
 
@@ -161,42 +188,44 @@ pub(crate) fn write(report: &Report, json: &Path) -> Result<()> {
     Ok(())
 }
 
-fn row(figure: &Figure) -> [String; 5] {
+/// The cells of a figure's line: name, median, spread, goal, whether that is reached, and why it is the goal.
+fn row(figure: &Figure) -> [String; 6] {
     let (least, most) = figure.spread();
     let spread = if figure.rounds.len() > 1 {
         format!("{} – {}", number(least), number(most))
     } else {
         String::new()
     };
-    let (goal, why) = match (&figure.goal, figure.reach()) {
-        (Some(goal), Some(reach)) => {
-            let sign = if goal.at_most { "≤" } else { "≥" };
-            let verdict = if reach >= 1.0 { "reached" } else { "not yet" };
-            (format!("{sign} {}, {verdict}", number(goal.bound)), format!("({})", goal.why))
-        }
-        _ => (String::new(), String::new()),
+    let [goal, verdict, why] = match (&figure.goal, figure.reach()) {
+        (Some(goal), Some(reach)) => [
+            format!("{} {}", goal.sign(), number(goal.bound)),
+            if reach >= 1.0 { "reached" } else { "not yet" }.to_owned(),
+            goal.why.to_owned(),
+        ],
+        _ => Default::default(),
     };
-    [figure.name.clone(), format!("{} {}", number(figure.median()), figure.unit), spread, goal, why]
+    [figure.name.to_owned(), amount(figure.median(), figure.unit), spread, goal, verdict, why]
 }
 
-/// Three digits that count, and thousands apart.
+/// A number with its unit.
+fn amount(value: f64, unit: &str) -> String {
+    let number = number(value);
+    let joined = number.ends_with(['k', 'M']) && unit.starts_with('/');
+    number + if joined { "" } else { " " } + unit
+}
+
+/// Three digits that count.
 fn number(value: f64) -> String {
-    let decimals = if value < 10.0 { 2 } else { usize::from(value < 100.0) };
-    let plain = format!("{value:.decimals$}");
-    let (whole, fraction) =
-        plain.split_once('.').map_or((&*plain, None), |(whole, rest)| (whole, Some(rest)));
-    let mut grouped = String::new();
-    for (at, digit) in whole.chars().enumerate() {
-        if at > 0 && (whole.len() - at).is_multiple_of(3) {
-            grouped.push(',');
-        }
-        grouped.push(digit);
+    let digits = |value: f64| {
+        let decimals = if value < 9.995 { 2 } else { usize::from(value < 99.95) };
+        format!("{value:.decimals$}")
+    };
+    match value {
+        999_500.0.. => digits(value / 1e6) + " M",
+        9_999.5.. => digits(value / 1e3) + " k",
+        999.5.. => format!("{},{:03}", (value.round() / 1e3).floor(), value.round() % 1e3),
+        _ => digits(value),
     }
-    if let Some(fraction) = fraction {
-        grouped.push('.');
-        grouped.push_str(fraction);
-    }
-    grouped
 }
 
 fn escape(text: &str) -> String {
@@ -205,23 +234,28 @@ fn escape(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Figure, Goal, Report, number};
+    use super::{Figure, Goal, Report, amount, number};
 
     #[test]
     fn numbers_have_three_digits_that_count() {
-        assert_eq!(
-            [0.5, 12.34, 123.4, 1234.0, 1_234_567.0].map(number),
-            ["0.50", "12.3", "123", "1,234", "1,234,567"]
-        );
+        let shown =
+            [0.5, 12.34, 123.4, 999.9, 1_234.0, 9_999.9, 567_890.0, 999_999.0, 123_456_789.0].map(number);
+        assert_eq!(shown, ["0.50", "12.3", "123", "1,000", "1,234", "10.0 k", "568 k", "1.00 M", "123 M"]);
+        assert_eq!(amount(1_234_567.0, "/s"), "1.23 M/s");
+        assert_eq!(amount(123.0, "/s"), "123 /s");
+        assert_eq!(amount(1.5, "µs"), "1.50 µs");
     }
 
     #[test]
     fn goals_are_reached_from_their_own_side() {
-        let low = Figure::new("cost", "µs", vec![2.0, 1.0, 3.0]).goal(Goal::at_most(4.0, "why"));
-        let high = Figure::new("rate", "/s", vec![1.0, 2.0]).goal(Goal::at_least(3.0, "why"));
+        let low = Figure::new("work", "cost", "µs", vec![2.0, 1.0, 3.0]).goal(Goal::at_most(4.0, "why"));
+        let high = Figure::new("work", "rate", "/s", vec![1.0, 2.0]).goal(Goal::at_least(3.0, "why"));
         assert_eq!((low.median(), low.reach()), (2.0, Some(2.0)));
         assert_eq!((high.median(), high.reach()), (1.5, Some(0.5)));
         let table = Report { quick: true, figures: vec![low, high] }.table();
-        assert!(table.contains("≤ 4.00, reached") && table.contains("≥ 3.00, not yet"), "{table}");
+        assert_eq!(table.matches("work\n").count(), 1, "{table}");
+        let words: Vec<_> = table.split_whitespace().collect::<Vec<_>>();
+        let table = words.join(" ");
+        assert!(table.contains("≤ 4.00 reached why") && table.contains("≥ 3.00 not yet why"), "{table}");
     }
 }

@@ -9,6 +9,9 @@ use tokio::time::{Duration, timeout};
 /// How long any answer may take.
 const PATIENCE: Duration = Duration::from_mins(1);
 
+/// How far a connection's buffer grows for the sake of fewer reads, in bytes.
+const LARGEST_READ: usize = 32 * 1024;
+
 /// What of a frame a generator looks at.
 #[derive(Default)]
 pub(crate) struct Frame<'a> {
@@ -84,14 +87,12 @@ impl Connection {
 
     /// Waits for something to come, and hands over the frames that are complete. Safe to drop while waiting.
     pub(crate) async fn receive(&mut self, mut each: impl FnMut(Frame<'_>)) -> Result<()> {
-        if self.filled == self.buffer.len() {
-            self.buffer.resize(self.buffer.len() * 4, 0);
-        }
         let read = self.stream.read(&mut self.buffer[self.filled..]).await?;
         if read == 0 {
             bail!("the connection was closed");
         }
         self.filled += read;
+        let full = self.filled == self.buffer.len();
         let mut rest = &self.buffer[..self.filled];
         while let Some((header, length)) = header(rest) {
             let Some(raw) = rest.get(..header + length) else { break };
@@ -108,6 +109,10 @@ impl Connection {
         let left = rest.len();
         self.buffer.copy_within(self.filled - left..self.filled, 0);
         self.filled = left;
+        // Who hears much reads much at a time; idle connections by the thousand stay small.
+        if left == self.buffer.len() || full && self.buffer.len() < LARGEST_READ {
+            self.buffer.resize(self.buffer.len() * 4, 0);
+        }
         Ok(())
     }
 

@@ -48,7 +48,7 @@ pub struct Settings {
     pub max_outbound_bytes: usize,
     /// How long a shutdown waits for connections to end.
     pub shutdown_grace: Duration,
-    /// Whether `/metrics` and `/ready` are served.
+    /// Whether `/metrics` is served, and in the kraken profile `/ready`.
     pub metrics: bool,
     /// What `/metrics` asks for as a bearer token.
     pub metrics_token: Option<String>,
@@ -221,7 +221,7 @@ struct CommandLine {
     /// How long a shutdown waits for connections to end, in ms
     #[arg(long, default_value_t = 5_000)]
     shutdown_grace_ms: u64,
-    /// Serve /metrics and /ready [default: on, in the kraken profile off]
+    /// Serve /metrics [default: on; in the kraken profile off, and /ready with it]
     #[arg(long, value_enum)]
     metrics: Option<Switch>,
     /// Bearer token that /metrics asks for

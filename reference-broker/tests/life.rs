@@ -199,10 +199,12 @@ async fn without_heartbeats_the_backend_is_asked_by_timer() {
     sleep(Duration::from_secs(61)).await;
     assert_eq!(backend.revalidated(), asked + 1);
 
-    *backend.revalidation.lock() = Some(Revalidation::Invalid("subscription_ended".into()));
+    // A close frame holds 123 bytes of a reason, and no half characters.
+    let reason = format!("subscription_ended {}", "é".repeat(100));
+    *backend.revalidation.lock() = Some(Revalidation::Invalid(reason.clone()));
     let (frames, end) = client.rest().await;
-    assert_eq!(frames, [disconnect("subscription_ended")]);
-    assert_eq!(end, End::Close(4001, "subscription_ended".into()));
+    assert_eq!(frames, [disconnect(&reason)]);
+    assert_eq!(end, End::Close(4001, format!("subscription_ended {}", "é".repeat(52))));
 }
 
 /// C-032, C-033, C-047: new grants take what they do not cover, wherever it was subscribed.

@@ -37,6 +37,9 @@ use session::Session;
 /// How long a peer has to take what is left and to answer a close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// What a close frame has room for; a backend's reason may be longer.
+const MAX_REASON_BYTES: usize = 123;
+
 /// Why a connection ends.
 enum Ending {
     /// The broker closes it.
@@ -185,7 +188,8 @@ impl<K: Sink<Message, Error = SocketError> + Unpin> Writer<'_, K> {
         }
         while let Ok(None) = self.write_ready().await {}
         let farewell = self.broker.farewell(&close).map(|frame| Message::Binary(frame.into()));
-        let frame = CloseFrame { code: close.code.into(), reason: close.reason.into() };
+        let reason = &close.reason[..close.reason.floor_char_boundary(MAX_REASON_BYTES)];
+        let frame = CloseFrame { code: close.code.into(), reason: reason.into() };
         for message in farewell.into_iter().chain([Message::Close(Some(frame))]) {
             if self.sink.feed(message).await.is_err() {
                 return;

@@ -17,6 +17,9 @@ use super::requests::{ENVELOPE_BYTES, Relayed, relayed};
 use super::session::{Context, Live, Session};
 use crate::hub::{Interest, Origin, Publication};
 
+/// How many subscriptions a connection may hold: more than anybody needs, and some 50 MB of memory.
+const MAX_SUBSCRIPTIONS: usize = 100_000;
+
 const DENIED_HINT: &str = "the topic is outside this token's grants or its room does not exist";
 
 impl Live {
@@ -101,6 +104,11 @@ impl Session {
         match keys {
             Ok(keys) => interest.keys = keys,
             Err(error) => return self.filters_refused(error, context),
+        }
+        if live.subscriptions.len() >= MAX_SUBSCRIPTIONS && !live.subscriptions.contains_key(subscribe.topic)
+        {
+            let detail = Some("a connection holds at most 100,000 subscriptions");
+            return self.error(codes::INVALID_MESSAGE, Context { detail, ..context });
         }
         let load_balance = Some(interest.group.is_some());
         let reply = Subscribed {
