@@ -22,7 +22,7 @@ async fn come_and_go(broker: Arc<Broker>, actor: String, way: u64) {
         for _ in 0..(n * 7 + way) % 3 {
             client.send(map! {"type": "presence", "roomId": "hall", "data": n + 100}).await;
         }
-        if (n + way) % 2 == 0 {
+        if (n + way).is_multiple_of(2) {
             client
                 .send(map! {"type": "presence", "roomId": "hall", "data": Value::Nil, "msgRef": "gone"})
                 .await;
@@ -61,11 +61,14 @@ async fn lists_and_events_agree() {
     let broker = broker_with(Settings::default(), Arc::new(AllowAll));
     let mut observer = Client::login(&broker, "observer").await;
     observer.send(map! {"type": "presence", "roomId": "hall", "data": 0}).await;
+    let mut roster = Roster::new();
+    for _ in ["join", "update"] {
+        apply(&mut roster, &observer.next().await);
+    }
     // Every actor comes over two connections, so that one of them leaving does not make it gone.
     let actors: Vec<_> =
         (0..20).map(|n| tokio::spawn(come_and_go(broker.clone(), format!("actor-{}", n / 2), n))).collect();
 
-    let mut roster = Roster::new();
     let mut lists = 0;
     while lists < 50 {
         observer.send(map! {"type": "getPresence", "roomId": "hall"}).await;
