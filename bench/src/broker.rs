@@ -1,6 +1,7 @@
 //! What is measured of the broker, in which order and for how long. Things that are compared run in turns, so that a slow
 //! moment of the machine meets both; a figure is the median of its rounds.
 
+use std::fs::File;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -66,7 +67,9 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
     let plan = if args.quick { QUICK } else { FULL };
     let program =
         args.broker.canonicalize().with_context(|| format!("cannot run {}", args.broker.display()))?;
-    let bench = Bench { program, log: args.json.with_extension("log"), plan };
+    let log = args.json.with_extension("log");
+    File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
+    let bench = Bench { program, log, plan };
     let mut figures = Vec::new();
     for (name, measured) in [
         ("1 → 1,000, paced, against the bare loop", Box::pin(bench.paced()) as Measurement<'_>),
@@ -81,7 +84,11 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
     }
     let report = Report { quick: args.quick, figures };
     print!("{}", report.table());
-    report::write(&report, &args.json)
+    report::write(&report, &args.json)?;
+    if bench.log.metadata().is_ok_and(|log| log.len() > 0) {
+        println!("the broker had something to say: {}", bench.log.display());
+    }
+    Ok(())
 }
 
 type Measurement<'a> = std::pin::Pin<Box<dyn Future<Output = Result<Vec<Figure>>> + 'a>>;

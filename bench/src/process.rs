@@ -31,7 +31,6 @@ impl Process {
     /// added to a file.
     pub(crate) async fn broker(program: &Path, record: bool, log: &Path) -> Result<Self> {
         let log = File::options()
-            .create(true)
             .append(true)
             .open(log)
             .with_context(|| format!("cannot write {}", log.display()))?;
