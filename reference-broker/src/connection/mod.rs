@@ -8,6 +8,7 @@
 //! - [`requests`]: which request goes where: to [`topics`] or to [`rooms`]
 //! - [`limits`]: what a connection may publish
 //! - [`outgoing`]: the bounded queue that everybody pushes to
+//! - [`wakes`]: so that a frame to write does not cost a look at the socket
 
 mod limits;
 pub(crate) mod outgoing;
@@ -15,6 +16,7 @@ mod requests;
 mod rooms;
 mod session;
 mod topics;
+mod wakes;
 
 use std::collections::VecDeque;
 use std::future::{pending, poll_fn};
@@ -62,7 +64,7 @@ where
 
     let ending = tokio::select! {
         biased;
-        ending = read(&mut stream, &mut session, &outgoing) => ending,
+        ending = wakes::when_woken(read(&mut stream, &mut session, &outgoing)) => ending,
         ending = writer.run() => ending,
         close = poll_fn(|context| outgoing.poll_closing(context)) => Ending::Close(close),
     };
