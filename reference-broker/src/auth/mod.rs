@@ -2,7 +2,7 @@
 //!
 //! [`Auth`] is the seam to whatever knows tokens. Here are the backends that need no network: the token file
 //! ([`StaticAuth`], with the built-in demo tokens as a file compiled in) and [`AllowAll`] for development. The
-//! broker asks through a [`Cache`].
+//! broker asks through a cache of its answers.
 
 mod allow_all;
 mod cache;
