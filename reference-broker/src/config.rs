@@ -323,7 +323,12 @@ pub fn one_line(error: &clap::Error) -> String {
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let said =
         lines.take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"));
-    said.collect::<Vec<_>>().join("; ") + " (--help lists all settings)"
+    // What the standard library says of a number does not tell what would be right.
+    let said = said
+        .collect::<Vec<_>>()
+        .join("; ")
+        .replace("invalid digit found in string", "expected a whole number");
+    said + " (--help lists all settings)"
 }
 
 #[cfg(test)]

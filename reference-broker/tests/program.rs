@@ -127,7 +127,7 @@ fn wrong_settings_are_one_line_and_status_2() {
     let said = refused(program(directory.path()).args(["--prot", "8080"]));
     assert!(said.contains("--prot") && said.contains("--port"), "{said}");
     let said = refused(program(directory.path()).env("WS_PORT", "eighty"));
-    assert!(said.contains("WS_PORT") && said.contains("eighty"), "{said}");
+    assert!(said.contains("WS_PORT") && said.contains("eighty") && said.contains("a whole number"), "{said}");
     let said = refused(program(directory.path()).env("NOLAG_COMPAT", "both"));
     assert!(said.contains("extended") && said.contains("kraken"), "{said}");
     let said = refused(program(directory.path()).env("BROKER_BACKEND", "mqtt"));
