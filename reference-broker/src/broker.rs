@@ -5,21 +5,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures_util::{Sink, Stream};
 use nolag_protocol::codes;
 use nolag_protocol::frame::Disconnect;
 use parking_lot::Mutex;
-use tokio_tungstenite::tungstenite::{Error as SocketError, Message};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::auth::{Auth, Cache};
 use crate::clock::Clock;
 use crate::config::{Profile, Settings};
-use crate::connection::{self, Close, ConnectionId, Outgoing};
 use crate::hub::Hub;
 use crate::metrics::Metrics;
 use crate::organizations::Organizations;
+use crate::outgoing::{Close, ConnectionId, Outgoing};
 use crate::presence::Presence;
 
 /// A running broker. It owns every connection's task and ends them in [`Broker::shutdown`].
@@ -54,14 +52,6 @@ impl Broker {
             clock,
             settings,
         })
-    }
-
-    /// Serves a connection until it ends. The future may be dropped, which loses the connection.
-    pub async fn serve<S>(self: &Arc<Self>, socket: S)
-    where
-        S: Stream<Item = Result<Message, SocketError>> + Sink<Message, Error = SocketError> + Unpin,
-    {
-        connection::run(self.clone(), socket).await;
     }
 
     /// Waits until [`Broker::shutdown`] is called.

@@ -26,6 +26,7 @@ use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
 
 use crate::broker::Broker;
 use crate::config::Profile;
+use crate::connection;
 
 /// How long a client may take to send the head of a request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
@@ -164,7 +165,7 @@ async fn websocket(broker: &Arc<Broker>, stream: TcpStream, read_already: Vec<u8
     let mut socket =
         WebSocketStream::from_partially_read(stream, read_already, Role::Server, Some(websocket_config()))
             .await;
-    broker.serve(&mut socket).await;
+    connection::serve(broker, &mut socket).await;
     let _ = timeout(LINGER, linger(socket.get_mut())).await;
 }
 

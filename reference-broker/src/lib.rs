@@ -5,7 +5,8 @@
 //! | [`config`] | settings, from flags and environment variables |
 //! | [`auth`] | who a token stands for; the seam to other backends |
 //! | [`http`] | what the port answers, and the upgrade to WebSocket |
-//! | `connection` | one connection's life, its frames and its outgoing queue |
+//! | `connection` | one connection's life, and what each of its frames does |
+//! | `outgoing` | the bounded queue of each connection, which everybody pushes to |
 //! | `hub` | who is subscribed to what; fan-out, groups, filters, retained messages |
 //! | `presence` | who is in which room, and who watches |
 //! | `organizations` | how many connections an organization has |
@@ -21,6 +22,8 @@ pub mod http;
 mod hub;
 mod metrics;
 mod organizations;
+mod outgoing;
 mod presence;
 
 pub use broker::Broker;
+pub use connection::serve;

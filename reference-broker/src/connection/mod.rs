@@ -1,17 +1,15 @@
 //! One connection's life, from the first frame to the close.
 //!
 //! A connection is any stream and sink of WebSocket messages. Its one task runs three things beside each
-//! other, none waiting for another: reading (frames go to the [`session`]), writing (what the [`outgoing`]
+//! other, none waiting for another: reading (frames go to the [`session`]), writing (what the [`Outgoing`]
 //! queue holds, all that is ready in one flush) and watching for somebody who wants the connection closed.
 //!
 //! - [`session`]: what each frame does; knows no socket: authentication and what is due
 //! - [`requests`]: which request goes where: to [`topics`] or to [`rooms`]
 //! - [`limits`]: what a connection may publish
-//! - [`outgoing`]: the bounded queue that everybody pushes to
 //! - [`wakes`]: so that a frame to write does not cost a look at the socket
 
 mod limits;
-pub(crate) mod outgoing;
 mod requests;
 mod rooms;
 mod session;
@@ -31,9 +29,8 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_tungstenite::tungstenite::protocol::CloseFrame;
 use tokio_tungstenite::tungstenite::{Error as SocketError, Message};
 
-pub(crate) use outgoing::{Close, ConnectionId, Outgoing};
-
 use crate::broker::Broker;
+use crate::outgoing::{Close, Outgoing};
 use session::Session;
 
 /// How long a peer has to take what is left and to answer a close.
@@ -52,15 +49,16 @@ enum Ending {
     Lost,
 }
 
-/// Runs a connection until it has ended; the broker forgets it then.
-pub(crate) async fn run<S>(broker: Arc<Broker>, socket: S)
+/// Serves a connection until it has ended; the broker forgets it then. The future may be dropped, which loses the
+/// connection.
+pub async fn serve<S>(broker: &Arc<Broker>, socket: S)
 where
     S: Stream<Item = Result<Message, SocketError>> + Sink<Message, Error = SocketError> + Unpin,
 {
     let outgoing = broker.register();
     let mut session = Session::new(broker.clone(), outgoing.clone());
     let (sink, mut stream) = socket.split();
-    let mut writer = Writer { sink, outgoing: &outgoing, broker: &broker, batch: VecDeque::new() };
+    let mut writer = Writer { sink, outgoing: &outgoing, broker, batch: VecDeque::new() };
 
     let ending = tokio::select! {
         biased;

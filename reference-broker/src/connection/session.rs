@@ -21,13 +21,13 @@ use prometheus_client::metrics::gauge::Gauge;
 use tokio::time::Instant;
 
 use super::limits::Limits;
-use super::outgoing::{Close, Outgoing};
 use crate::auth::{Identity, Refusal, Revalidation, redacted};
 use crate::broker::Broker;
 use crate::config::Profile;
 use crate::hub::Subscription;
 use crate::metrics::State as Proven;
 use crate::organizations::Seat;
+use crate::outgoing::{Close, Outgoing};
 use crate::presence::{RoomKey, Watch};
 
 /// After so many refused tokens a connection is closed.

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use indexmap::IndexMap;
 
 use super::address::{Delivery, Interest, Origin, Relation, wanted_key};
-use crate::connection::{ConnectionId, Outgoing};
+use crate::outgoing::{ConnectionId, Outgoing};
 
 /// Names a subscription within this process.
 pub(super) type SubscriptionId = u64;

@@ -31,8 +31,8 @@ use tokio::time::Instant;
 pub(crate) use address::{Interest, Origin};
 
 use crate::config::{Profile, Settings};
-use crate::connection::{ConnectionId, Outgoing};
 use crate::metrics::Metrics;
+use crate::outgoing::{ConnectionId, Outgoing};
 use members::SubscriptionId;
 use retained::Retained;
 use table::Table;

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::Publication;
 use super::address::{Interest, Origin};
-use crate::connection::ConnectionId;
+use crate::outgoing::ConnectionId;
 
 /// How many bytes of payload are kept, oldest out first. The number of messages is a setting; this bounds what
 /// they may weigh together.

@@ -8,7 +8,7 @@ use slab::Slab;
 
 use super::address::{Delivery, Interest, Origin, Relation};
 use super::members::{Place, SubscriptionId};
-use crate::connection::{ConnectionId, Outgoing};
+use crate::outgoing::{ConnectionId, Outgoing};
 
 /// All subscriptions.
 #[derive(Debug, Default)]

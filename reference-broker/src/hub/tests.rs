@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::{Hub, Interest, Origin, Publication};
 use crate::config::Settings;
-use crate::connection::Outgoing;
+use crate::outgoing::Outgoing;
 
 fn interest(topic: &str, keys: Vec<String>, descends: bool) -> Interest {
     Interest {

@@ -7,7 +7,7 @@ use nolag_protocol::frame::{Data, LobbyPresence, LobbyPresenceList, LobbySubscri
 use nolag_protocol::msgpack::{Token, write};
 
 use super::{Change, Cut, Frames, Member, Presence, Room, RoomKey, Style};
-use crate::connection::Outgoing;
+use crate::outgoing::Outgoing;
 
 /// One room of a lobby, as one actor sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -21,8 +21,8 @@ use parking_lot::Mutex;
 use lobby::Watcher;
 pub(crate) use lobby::{SnapshotKind, Watch};
 
-use crate::connection::{ConnectionId, Outgoing};
 use crate::metrics::Metrics;
+use crate::outgoing::{ConnectionId, Outgoing};
 
 /// Names a room: presence is kept apart by project and scope.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

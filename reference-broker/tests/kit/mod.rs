@@ -63,7 +63,7 @@ impl Client {
         tokio::spawn(async move {
             let config = Some(http::websocket_config());
             let mut socket = WebSocketStream::from_raw_socket(theirs, Role::Server, config).await;
-            broker.serve(&mut socket).await;
+            nolag_broker::serve(&broker, &mut socket).await;
         });
         Self { socket: WebSocketStream::from_raw_socket(ours, Role::Client, None).await }
     }

@@ -125,23 +125,23 @@ impl Outgoing {
     }
 
     /// Whether a frame is waiting.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.queue.lock().frames.is_empty()
     }
 
     /// A frame of this length was handed to the socket.
-    pub(super) fn sent(&self, len: usize) {
+    pub(crate) fn sent(&self, len: usize) {
         self.bytes.fetch_sub(len + FRAME_OVERHEAD, Ordering::Relaxed);
     }
 
     /// Ready with the close once somebody asked for one, whatever is still queued.
-    pub(super) fn poll_closing(&self, context: &Context<'_>) -> Poll<Close> {
+    pub(crate) fn poll_closing(&self, context: &Context<'_>) -> Poll<Close> {
         self.writer.register(context.waker());
         self.queue.lock().close.clone().map_or(Poll::Pending, Poll::Ready)
     }
 
     /// Whether somebody asked for a close.
-    pub(super) fn is_closing(&self) -> bool {
+    pub(crate) fn is_closing(&self) -> bool {
         self.queue.lock().close.is_some()
     }
 }
