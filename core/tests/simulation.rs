@@ -66,11 +66,17 @@ struct World {
     /// What the caller wants in the end.
     wanted: BTreeMap<String, Vec<String>>,
     deliveries: u64,
+    /// How calls ended.
+    tally: BTreeMap<String, u64>,
+    /// The call that completed last, if it failed, and how.
+    last: Option<(RequestId, String)>,
     state: State,
     /// The network and the broker behave from now on.
     calm: bool,
     rate: Option<u64>,
-    reordered_by_rate: bool,
+    /// Publishes that were refused for the rate once: what was in flight behind them may have been accepted at the turn
+    /// of the second, which is the one exception to the order of a topic (client-api 7.5).
+    refused: BTreeSet<u64>,
     kraken: bool,
     next_msg: u64,
 }
@@ -114,10 +120,12 @@ impl World {
             resolved: Vec::new(),
             wanted: BTreeMap::new(),
             deliveries: 0,
+            tally: BTreeMap::new(),
+            last: None,
             state: State::Idle,
             calm: false,
             rate,
-            reordered_by_rate: false,
+            refused: BTreeSet::new(),
             kraken,
             next_msg: 0,
             rng,
@@ -179,7 +187,10 @@ impl World {
                 Output::WakeAt(at) => self.wake = at,
                 Output::Event(event) => self.told(event),
                 Output::Complete { request, result } => {
+                    self.last = result.as_ref().err().map(|error| (request, error.code().to_owned()));
                     let what = self.open_calls.remove(&request);
+                    let outcome = self.last.as_ref().map_or("ok", |(_, code)| code);
+                    *self.tally.entry(format!("{} {outcome}", what.unwrap_or("?"))).or_default() += 1;
                     assert!(what.is_some(), "{request:?} completed twice, or never asked: {result:?}");
                     if let Some((n, _)) = self.resolved.iter().find(|(_, of)| *of == request)
                         && result.is_ok()
@@ -212,21 +223,27 @@ impl World {
         request
     }
 
-    fn accepts_subscriptions(&self) -> bool {
-        !matches!(self.state, State::Closed | State::Failed)
+    /// Whether a call failed because the client is closed, or closing.
+    fn refused_at_once(&self, request: RequestId) -> bool {
+        let closed = |code: &str| matches!(code, "closed" | "not_connected");
+        self.last.as_ref().is_some_and(|(last, code)| *last == request && closed(code))
     }
 
     fn random_call(&mut self) {
         let topic = *self.rng.choice(&TOPICS).unwrap();
+        if matches!(self.state, State::Idle | State::Closed | State::Failed) && self.rng.u8(..) < 80 {
+            self.call("connect", Call::Connect);
+            return;
+        }
         match self.rng.u8(0..100) {
             0..20 => {
                 let filters = self.random_filters();
-                if self.accepts_subscriptions() {
-                    self.wanted.insert(topic.into(), filters.clone());
+                let values = filters.iter().cloned().map(Filter::Value).collect();
+                let options = SubscribeOptions { filters: values, ..SubscribeOptions::default() };
+                let request = self.call("subscribe", Call::Subscribe { topic: topic.into(), options });
+                if !self.refused_at_once(request) {
+                    self.wanted.insert(topic.into(), filters);
                 }
-                let filters = filters.into_iter().map(Filter::Value).collect();
-                let options = SubscribeOptions { filters, ..SubscribeOptions::default() };
-                self.call("subscribe", Call::Subscribe { topic: topic.into(), options });
             }
             20..35 => {
                 self.wanted.remove(topic);
@@ -234,12 +251,13 @@ impl World {
             }
             35..42 => {
                 let filters = self.random_filters();
-                let running = !matches!(self.state, State::Idle | State::Closed | State::Failed);
-                if running && let Some(wanted) = self.wanted.get_mut(topic) {
-                    wanted.clone_from(&filters);
+                let change = FilterChange::Set(filters.iter().cloned().map(Filter::Value).collect());
+                let request = self.call("filters", Call::Filters { topic: topic.into(), change });
+                if !self.refused_at_once(request)
+                    && let Some(wanted) = self.wanted.get_mut(topic)
+                {
+                    *wanted = filters;
                 }
-                let change = FilterChange::Set(filters.into_iter().map(Filter::Value).collect());
-                self.call("filters", Call::Filters { topic: topic.into(), change });
             }
             42..70 => {
                 let topic = if topic.contains('+') { "x/y/z" } else { topic };
@@ -277,7 +295,10 @@ impl World {
                 self.call("disconnect", Call::Disconnect);
             }
             94 => {
-                self.call("close", Call::Close { flush: self.next_request % 2 == 0, timeout: ms(300) });
+                self.call(
+                    "close",
+                    Call::Close { flush: self.next_request.is_multiple_of(2), timeout: ms(300) },
+                );
             }
             95 => {
                 let hints = [Hint::Offline, Hint::Online, Hint::Suspend, Hint::Resume, Hint::ReconnectNow];
@@ -410,7 +431,7 @@ impl World {
                 let rate = if self.kraken { Some(50) } else { self.rate };
                 let over = rate.is_some_and(|rate| link.window.1 >= rate);
                 if over || self.chance(2) {
-                    self.reordered_by_rate |= !over;
+                    self.refused.insert(n);
                     return self.reply(ErrorReply { topic, msg_ref, ..error("rate_limit_exceeded") });
                 }
                 self.link.as_mut().unwrap().window.1 += 1;
@@ -472,7 +493,7 @@ impl World {
                 self.reply(ReauthReply { success, auth_expires_at: None, error: None });
             }
             ClientFrame::Ack(_) | ClientFrame::BatchAck(_) => {}
-            other => panic!("{other:?}"),
+            ClientFrame::Unknown(kind) => panic!("{kind}"),
         }
     }
 
@@ -606,13 +627,15 @@ impl World {
     /// The network heals; everything must come to rest, and be as it is wanted.
     fn settle(&mut self) {
         self.calm = true;
-        if let Some(link) = &mut self.link {
-            link.silent = false;
+        if let Some(link) = self.link.as_mut().filter(|link| link.silent) {
+            // What it has swallowed is gone, so nothing that comes later may pass.
+            link.down.push_back((self.now, Transport::Closed { code: None, reason: String::new() }));
         }
         for hint in [Hint::Online, Hint::Resume] {
             self.session.hint(self.now, hint);
             self.drain();
         }
+        self.run_until(self.now + ms(400)); // a close that still drains refuses to connect
         self.call("connect", Call::Connect);
         // A second connection, since what was refused on this one is asked for again on the next.
         for _ in 0..2 {
@@ -626,17 +649,13 @@ impl World {
         assert_eq!(self.session.state(), State::Connected);
         assert!(self.open_calls.is_empty(), "never completed: {:?}", self.open_calls);
         assert!(self.session.subscriptions().all(|(_, confirmed)| confirmed), "not confirmed");
-        let held = &self.link.as_ref().unwrap().subscriptions;
-        let held: BTreeMap<_, _> = held.iter().map(|(topic, keys)| (topic.clone(), keys.clone())).collect();
-        let topics: Vec<_> = held.keys().collect();
-        assert_eq!(topics, self.wanted.keys().collect::<Vec<_>>(), "held, and wanted");
+        assert_eq!(self.link.as_ref().unwrap().subscriptions, self.wanted, "held, and wanted");
         let stats = self.session.stats();
         assert_eq!((stats.outbox.queued, stats.outbox.in_flight, stats.outbox.held), (0, 0, 0));
         assert_eq!(stats.open_calls, 0);
-        if !self.reordered_by_rate {
-            for (topic, seen) in &self.first_seen {
-                assert!(seen.is_sorted(), "the order of {topic}: {seen:?}");
-            }
+        for (topic, seen) in &self.first_seen {
+            let in_order = seen.iter().filter(|n| !self.refused.contains(n));
+            assert!(in_order.is_sorted(), "the order of {topic}: {seen:?}, refused {:?}", self.refused);
         }
     }
 }
@@ -655,7 +674,7 @@ fn allowed(from: &State, to: &State) -> bool {
     }
 }
 
-fn run(seed: u64) {
+fn run(seed: u64) -> BTreeMap<String, u64> {
     let mut world = World::new(seed);
     world.drain();
     if world.rng.u8(..) < 200 {
@@ -675,20 +694,27 @@ fn run(seed: u64) {
         world.check_bounds();
     }
     world.settle();
+    world.tally
 }
 
 #[test]
 fn random_schedules() {
-    if let Ok(seed) = std::env::var("NOLAG_SIM_SEED") {
-        return run(seed.parse().expect("NOLAG_SIM_SEED is a number"));
-    }
-    let runs: u64 = std::env::var("NOLAG_SIM_RUNS").map_or(10_000, |runs| runs.parse().expect("a number"));
-    for seed in SAVED.iter().copied().chain(0..runs) {
-        if let Err(panic) = std::panic::catch_unwind(|| run(seed)) {
-            eprintln!("the schedule of seed {seed} failed; replay it with NOLAG_SIM_SEED={seed}");
-            std::panic::resume_unwind(panic);
+    let number = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
+    let seeds = match number("NOLAG_SIM_SEED") {
+        Some(seed) => vec![seed],
+        None => SAVED.iter().copied().chain(0..number("NOLAG_SIM_RUNS").unwrap_or(10_000)).collect(),
+    };
+    let mut tally = BTreeMap::<String, u64>::new();
+    for seed in seeds {
+        match std::panic::catch_unwind(|| run(seed)) {
+            Ok(one) => one.into_iter().for_each(|(what, n)| *tally.entry(what).or_default() += n),
+            Err(panic) => {
+                eprintln!("the schedule of seed {seed} failed; replay it with NOLAG_SIM_SEED={seed}");
+                std::panic::resume_unwind(panic);
+            }
         }
     }
+    println!("{tally:#?}"); // seen with --nocapture: which ends the schedules reached
 }
 
 /// Seeds that have found a failure once.
