@@ -1,0 +1,311 @@
+//! What a caller is told (client-api 13).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::Error;
+use crate::options::Qos;
+
+/// A topic, as subscribed: cheap to share.
+pub type Topic = Arc<str>;
+
+/// Where the connection stands (client-api 2.1).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum State {
+    /// Never connected.
+    Idle,
+    /// The transport is being opened.
+    Connecting,
+    /// It is open; the broker has not answered yet.
+    Authenticating,
+    /// Authenticated.
+    Connected,
+    /// Waiting for the next attempt.
+    Backoff,
+    /// Attempts are held back by the platform.
+    Suspended,
+    /// Sending what is left before closing.
+    Closing,
+    /// Closed by the application.
+    Closed,
+    /// Given up.
+    Failed,
+}
+
+/// What a caller is told, in the order it happened.
+///
+/// Around a loss that is `Disconnected`, `Error`, `Reconnecting`, `Connected`, `Gap`, `Ready`, `Reconnected`.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum Event {
+    /// The state changed.
+    State {
+        /// Before.
+        from: State,
+        /// Now.
+        to: State,
+        /// Why.
+        reason: String,
+        /// The close code that brought it, if one did.
+        close_code: Option<u16>,
+    },
+    /// `connect` was called.
+    Connecting,
+    /// Authenticated; what was asked for before has been sent again, and not been answered yet.
+    Connected {
+        /// The actor.
+        actor_id: Option<String>,
+        /// Its type, an open set.
+        actor_type: Option<String>,
+        /// Its project.
+        project_id: Option<String>,
+        /// The negotiated version.
+        protocol_version: u64,
+    },
+    /// The connection is gone.
+    Disconnected {
+        /// The reason.
+        reason: String,
+        /// The close code, if the other end gave one.
+        close_code: Option<u16>,
+    },
+    /// An attempt is due.
+    Reconnecting {
+        /// The how manieth, from 1.
+        attempt: u32,
+        /// After this wait.
+        delay: Duration,
+        /// What failed.
+        reason: String,
+    },
+    /// All that was asked for before has been answered.
+    Ready(Ready),
+    /// The connection is back, and ready.
+    Reconnected,
+    /// Something failed; the client goes on unless [`Error::fatal`].
+    Error(Error),
+    /// The client gave up.
+    Failed(Error),
+    /// Something the developer should know.
+    Warning(Warning),
+    /// A message.
+    Message(Message),
+    /// Replayed messages follow.
+    ReplayStart {
+        /// The subscription, where the broker names it.
+        topic: Option<Topic>,
+        /// How many.
+        count: u64,
+        /// The first one's time, ms since the epoch.
+        oldest_timestamp: Option<u64>,
+        /// The last one's time, ms since the epoch.
+        newest_timestamp: Option<u64>,
+    },
+    /// All replayed messages have come.
+    ReplayEnd {
+        /// The subscription, where the broker names it.
+        topic: Option<Topic>,
+        /// How many, as the broker counts.
+        replayed: u64,
+    },
+    /// What a hydration webhook answered (K-047).
+    Hydration {
+        /// The bare topic name.
+        topic: String,
+        /// The subscription, where the broker names it.
+        full_topic: Option<String>,
+        /// The answer, one MessagePack value.
+        data: Bytes,
+    },
+    /// Messages of a subscription may have been missed.
+    Gap(Gap),
+    /// Somebody in a room came, changed or left.
+    Presence(Change, Actor),
+    /// Presence in this room ended, because the broker keeps one room per connection.
+    PresenceReplaced(Room),
+    /// Somebody in a lobby's rooms came, changed or left.
+    Lobby(LobbyChange),
+}
+
+/// The end of the recovery that follows every connect (client-api 2.3).
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Ready {
+    /// Subscriptions that were made again.
+    pub resubscribed: Vec<Topic>,
+    /// Subscriptions that the broker refused.
+    pub refused: Vec<(Topic, Error)>,
+    /// There was a loss, and every subscription continues where it stopped.
+    pub resumed: bool,
+    /// Those that do not.
+    pub gaps: Vec<Gap>,
+}
+
+/// A subscription that could not continue where it stopped (features 2).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gap {
+    /// The subscription.
+    pub topic: Topic,
+    /// `unsupported`, `epoch`, `expired`, `too_many` or `group`.
+    pub reason: String,
+    /// When the lost connection last received anything, in session time.
+    pub since: Option<Duration>,
+}
+
+/// Something the developer should know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Warning {
+    /// The heartbeat interval was cut to 45 s, because brokers close connections that are silent for 60 s.
+    HeartbeatCut,
+    /// The broker knows no quality of service 2; the publish is treated as one of 1.
+    QosReduced,
+    /// Presence without a room is announced to nobody (wire protocol 10.5).
+    PresenceWithoutRoom,
+    /// Acknowledgements were dropped, because more than 10,000 waited for a connection.
+    AcksDropped,
+}
+
+/// A message of a subscription.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Message {
+    /// Counts deliveries; what the host gives back when it has dispatched the message.
+    pub delivery: u64,
+    /// The subscription that it came for, byte for byte.
+    pub topic: Topic,
+    /// The payload, one MessagePack value.
+    pub data: Bytes,
+    /// All that came beside it.
+    pub meta: Meta,
+}
+
+/// What came beside a payload; nothing is invented that the broker did not send (client-api 8.7).
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Meta {
+    /// The same for all receivers.
+    pub msg_id: Option<String>,
+    /// Whether the broker asks for an acknowledgement.
+    pub requires_ack: bool,
+    /// Whether it is replayed.
+    pub is_replay: bool,
+    /// Whether it was kept, and a subscribe brought it.
+    pub retained: bool,
+    /// Whether another member of the group had it before.
+    pub redelivered: bool,
+    /// The publisher.
+    pub from: Option<String>,
+    /// What the publisher is, an open set.
+    pub from_type: Option<String>,
+    /// The filter key, or the rest of a deeper topic.
+    pub filter: Option<String>,
+    /// When the broker received it, ms since the epoch.
+    pub timestamp: Option<u64>,
+    /// The topic that it was published to, where that is not the subscription.
+    pub source_topic: Option<String>,
+    /// Its number in the project.
+    pub seq: Option<u64>,
+    /// A W3C `traceparent`.
+    pub trace: Option<String>,
+}
+
+/// What became of a publish (client-api 7.1).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Receipt {
+    /// The reference it was sent under, if it had one.
+    pub msg_ref: Option<String>,
+    /// The topic.
+    pub topic: Topic,
+    /// The quality asked for.
+    pub qos: Qos,
+    /// The quality that this broker gives.
+    pub effective_qos: Qos,
+    /// What is known.
+    pub outcome: Outcome,
+    /// How well the broker keeps it: `memory`, `disk` or `replicated`.
+    pub level: Option<String>,
+    /// How often it was written.
+    pub attempts: u32,
+    /// From the call to the first writing.
+    pub queued: Duration,
+    /// From the last writing to the answer.
+    pub latency: Duration,
+}
+
+/// What is known of a publish.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was handed to the transport.
+    Written,
+    /// The broker took responsibility for it.
+    Accepted,
+    /// The broker had accepted it before.
+    Duplicate,
+}
+
+/// What happened to an actor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// It came.
+    Join,
+    /// Its presence, or the number of its connections, changed.
+    Update,
+    /// It went.
+    Leave,
+    /// It is being woken.
+    Waking,
+}
+
+/// A room, by app where the broker tells them apart.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Room {
+    /// The app's slug; on the wire only with the feature `rooms`.
+    pub app: Option<String>,
+    /// The room's slug.
+    pub room: String,
+}
+
+/// Somebody in a room.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Actor {
+    /// The room, where one is known.
+    pub room: Option<Room>,
+    /// The actor.
+    pub actor_id: String,
+    /// Its type, an open set.
+    pub actor_type: Option<String>,
+    /// Its newest presence, one MessagePack value; nil where there is none.
+    pub presence: Bytes,
+    /// The presence of each of its connections, oldest first.
+    pub connections: Vec<Bytes>,
+    /// When it came, as the broker sent it.
+    pub joined_at: Option<f64>,
+    /// `online`, `offline` or `waking`.
+    pub status: Option<String>,
+    /// The version of what it advertises.
+    pub advertisement_version: Option<u64>,
+}
+
+/// A change in one of a lobby's rooms (wire protocol 20.3).
+#[derive(Debug, Clone, PartialEq)]
+pub struct LobbyChange {
+    /// The watched lobby it belongs to, if that can be told.
+    pub lobby: Option<String>,
+    /// The lobby as the broker named it.
+    pub lobby_id: String,
+    /// The room's slug, where the broker knows one for us.
+    pub room: Option<String>,
+    /// The app's slug (features 4).
+    pub app: Option<String>,
+    /// The actor.
+    pub actor_id: String,
+    /// What happened.
+    pub change: Change,
+    /// The presence, one MessagePack value.
+    pub data: Bytes,
+    /// Whether the change was found by comparing snapshots after a reconnect.
+    pub synthetic: bool,
+}
+
+/// Who is in a lobby's rooms: room, actor, record (one MessagePack value).
+pub type LobbySnapshot = Vec<(String, Vec<(String, Bytes)>)>;

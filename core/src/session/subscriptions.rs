@@ -1,0 +1,591 @@
+//! What the caller wants against what the broker has confirmed; reconciled on every connect (client-api 6).
+//!
+//! At most one operation per topic is in flight. When it is answered, what is wanted by then is compared with what the
+//! broker holds, and the next operation follows from the difference. So the last desired state wins, a
+//! reconnect is nothing special, and neither is an unsubscribe during one (FC-06, FC-07).
+
+use std::time::Duration;
+
+use indexmap::IndexMap;
+use nolag_protocol::filter;
+use nolag_protocol::frame::{Lenient, Raw, SetFilters, Subscribe, Unsubscribe};
+
+use super::effects::Effects;
+use super::requests::{Kind, Requests};
+use super::{Reply, RequestId};
+use crate::Error;
+use crate::event::Topic;
+use crate::options::{Filter, Group, Qos};
+
+/// The most topics that a client may want.
+pub(super) const MAX_TOPICS: usize = 100_000;
+
+/// How a topic is subscribed, with the client's defaults applied.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Mode {
+    pub(super) qos: Qos,
+    pub(super) group: Option<Group>,
+    pub(super) filters: Vec<Filter>,
+}
+
+/// A change of a subscription's filters.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FilterChange {
+    /// These instead; none means every message.
+    Set(Vec<Filter>),
+    /// These values too; groups stay.
+    Add(Vec<String>),
+    /// Not these values; groups stay.
+    Remove(Vec<String>),
+}
+
+/// What the application wants of a topic.
+struct Wanted {
+    mode: Mode,
+    /// Changes with an unsubscribe: the broker must then have dropped the subscription in between, so that a retained
+    /// message comes again.
+    life: u64,
+    /// The filters alone were changed last, and `setFilters` can say so.
+    by_filters: bool,
+    /// The broker said no; it is not asked again on this connection.
+    refused: Option<Error>,
+}
+
+/// What the broker has of a topic.
+#[derive(PartialEq)]
+enum Held {
+    No,
+    Yes {
+        mode: Mode,
+        life: u64,
+    },
+    /// An operation was not answered in time.
+    Unknown,
+}
+
+enum Change {
+    Subscribe(Mode),
+    SetFilters(Vec<Filter>),
+    Unsubscribe,
+}
+
+struct Operation {
+    number: u64,
+    change: Change,
+    waiters: Vec<RequestId>,
+}
+
+struct Entry {
+    /// `None` only until the broker has agreed to that.
+    wanted: Option<Wanted>,
+    held: Held,
+    in_flight: Option<Operation>,
+    /// An operation that timed out, and may be answered yet.
+    late: Option<Operation>,
+    /// Calls that the next operation settles, or the finding that none is needed.
+    waiting: Vec<RequestId>,
+    /// It was confirmed on the connection that was lost last.
+    was_held: bool,
+}
+
+/// What an answer meant for the application.
+pub(super) struct Outcome {
+    pub(super) topic: Topic,
+    pub(super) result: Result<(), Error>,
+}
+
+/// All topics, in the order of their first subscription.
+#[derive(Default)]
+pub(super) struct Subscriptions {
+    topics: IndexMap<Topic, Entry>,
+    /// Refused on an earlier connection, and to be asked for once on this one.
+    refused_before: Vec<Topic>,
+    next: u64,
+}
+
+impl Subscriptions {
+    /// Whether messages of the topic concern the application.
+    pub(super) fn wants(&self, topic: &str) -> Option<&Topic> {
+        self.topics.get_key_value(topic).filter(|(_, entry)| entry.wanted.is_some()).map(|(topic, _)| topic)
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.topics.len() >= MAX_TOPICS
+    }
+
+    /// Wants a topic.
+    pub(super) fn subscribe(
+        &mut self,
+        fx: &mut Effects,
+        requests: &mut Requests,
+        timeout: Duration,
+        topic: &str,
+        mode: Mode,
+        request: RequestId,
+    ) {
+        let life = self.number();
+        let (index, _) = match self.topics.get_full(topic) {
+            Some((index, key, _)) => (index, key.clone()),
+            None => {
+                let key: Topic = topic.into();
+                let (index, _) = self.topics.insert_full(key.clone(), Entry::new());
+                (index, key)
+            }
+        };
+        let entry = &mut self.topics[index];
+        match &mut entry.wanted {
+            Some(wanted) if wanted.mode == mode && wanted.refused.is_none() => {
+                // The same again: it shares the fate of the operation that is on its way, if that is the last word.
+                match &mut entry.in_flight {
+                    Some(Operation { change: Change::Subscribe(sent), waiters, .. })
+                        if *sent == mode && entry.waiting.is_empty() =>
+                    {
+                        waiters.push(request);
+                        return;
+                    }
+                    _ => entry.waiting.push(request),
+                }
+            }
+            Some(wanted) => {
+                *wanted = Wanted { mode, life: wanted.life, by_filters: false, refused: None };
+                entry.waiting.push(request);
+            }
+            None => {
+                // An unsubscribe that was not sent yet has nothing left to do.
+                settle(fx, &mut entry.waiting);
+                entry.wanted = Some(Wanted { mode, life, by_filters: false, refused: None });
+                entry.waiting.push(request);
+            }
+        }
+        self.reconcile(fx, requests, timeout, index, false);
+    }
+
+    /// No longer wants a topic; true if it did.
+    pub(super) fn unsubscribe(
+        &mut self,
+        fx: &mut Effects,
+        requests: &mut Requests,
+        timeout: Duration,
+        topic: &str,
+        request: RequestId,
+    ) -> bool {
+        let Some((index, _, entry)) = self.topics.get_full_mut(topic) else {
+            fx.done(request);
+            return false;
+        };
+        let wanted = entry.wanted.take().is_some();
+        if wanted {
+            // Subscribes that were not sent yet have been overtaken.
+            settle(fx, &mut entry.waiting);
+        }
+        match &mut entry.in_flight {
+            Some(Operation { change: Change::Unsubscribe, waiters, .. }) => waiters.push(request),
+            _ => entry.waiting.push(request),
+        }
+        if fx.link.is_none() {
+            // Offline it is settled by forgetting it (FC-06).
+            settle(fx, &mut entry.waiting);
+        }
+        self.reconcile(fx, requests, timeout, index, false);
+        wanted
+    }
+
+    /// Changes the filters that are wanted.
+    pub(super) fn filter(
+        &mut self,
+        fx: &mut Effects,
+        requests: &mut Requests,
+        timeout: Duration,
+        topic: &str,
+        change: FilterChange,
+        request: RequestId,
+    ) {
+        let Some((index, _, entry)) = self.topics.get_full_mut(topic) else {
+            return unknown(fx, topic, &change, request);
+        };
+        let Some(wanted) = &mut entry.wanted else { return unknown(fx, topic, &change, request) };
+        let before = wanted.mode.filters.clone();
+        let filters = changed(before.clone(), change);
+        if let Err(error) = check_filters(topic, &filters) {
+            fx.complete(request, Err(error));
+            return;
+        }
+        if before == filters && wanted.refused.is_none() && entry.in_flight.is_none() {
+            fx.done(request);
+            return;
+        }
+        wanted.mode.filters = filters;
+        wanted.by_filters = true;
+        wanted.refused = None;
+        entry.waiting.push(request);
+        self.reconcile(fx, requests, timeout, index, false);
+    }
+
+    /// The answer to an operation, or that none came.
+    pub(super) fn answered(
+        &mut self,
+        fx: &mut Effects,
+        requests: &mut Requests,
+        timeout: Duration,
+        (topic, number): (&str, u64),
+        result: Result<(), Error>,
+    ) -> Option<Outcome> {
+        let (index, key, entry) = self.topics.get_full_mut(topic)?;
+        let is_it = |operation: &Option<Operation>| operation.as_ref().is_some_and(|op| op.number == number);
+        let Operation { change, waiters, .. } = if is_it(&entry.in_flight) {
+            entry.in_flight.take()?
+        } else if is_it(&entry.late) && entry.in_flight.is_none() {
+            entry.late.take()?
+        } else {
+            return None;
+        };
+        let topic = key.clone();
+        let settled = entry.apply(change, &result);
+        let outcome = if settled {
+            for waiter in waiters {
+                fx.complete(waiter, result.clone().map(|()| Reply::Done));
+            }
+            Some(Outcome { topic, result })
+        } else {
+            entry.waiting.splice(0..0, waiters);
+            None
+        };
+        self.reconcile(fx, requests, timeout, index, false);
+        outcome
+    }
+
+    /// No answer came in time: callers are told, and what the broker holds is not known any more.
+    pub(super) fn timed_out(
+        &mut self,
+        fx: &mut Effects,
+        requests: &mut Requests,
+        timeout: Duration,
+        (topic, number): (&str, u64),
+    ) -> Option<Outcome> {
+        let (index, key, entry) = self.topics.get_full_mut(topic)?;
+        let mut operation = entry.in_flight.take_if(|op| op.number == number)?;
+        let (topic, waiters) = (key.clone(), std::mem::take(&mut operation.waiters));
+        let result = if matches!(operation.change, Change::Unsubscribe) {
+            entry.held = Held::No;
+            Ok(())
+        } else {
+            entry.held = Held::Unknown;
+            Err(Error::timeout("ack_timeout", &topic))
+        };
+        entry.late = Some(operation);
+        for waiter in waiters {
+            fx.complete(waiter, result.clone().map(|()| Reply::Done));
+        }
+        self.reconcile(fx, requests, timeout, index, false);
+        Some(Outcome { topic, result })
+    }
+
+    /// The broker took a subscription away (X-11, K-063); true if it was wanted.
+    pub(super) fn revoked(&mut self, topic: &str, error: Error) -> Option<Topic> {
+        let (_, key, entry) = self.topics.get_full_mut(topic)?;
+        entry.held = Held::No;
+        let wanted = entry.wanted.as_mut()?;
+        wanted.refused = Some(error);
+        Some(key.clone())
+    }
+
+    /// The connection is gone, and all that the broker held with it (client-api 7.4).
+    pub(super) fn lost(&mut self, fx: &mut Effects) {
+        for entry in self.topics.values_mut() {
+            entry.was_held |= matches!(entry.held, Held::Yes { .. });
+            entry.held = Held::No;
+            entry.late = None;
+            if let Some(Operation { change, mut waiters, .. }) = entry.in_flight.take() {
+                if matches!(change, Change::Unsubscribe) {
+                    settle(fx, &mut waiters);
+                } else {
+                    entry.waiting.splice(0..0, waiters);
+                }
+            }
+            if entry.wanted.is_none() {
+                settle(fx, &mut entry.waiting);
+            }
+        }
+        self.topics.retain(|_, entry| entry.wanted.is_some());
+    }
+
+    /// Sends every wanted subscription, in the order of first subscription (client-api 2.3).
+    pub(super) fn restore(&mut self, fx: &mut Effects, requests: &mut Requests, timeout: Duration) {
+        self.refused_before.clear();
+        for index in 0..self.topics.len() {
+            match self.topics[index].wanted.as_ref().map(|wanted| wanted.refused.is_some()) {
+                Some(false) => self.reconcile(fx, requests, timeout, index, true),
+                Some(true) => {
+                    self.refused_before.extend(self.topics.get_index(index).map(|(key, _)| key.clone()));
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// Asks once more for what was refused on earlier connections: the grants may have changed.
+    pub(super) fn retry_refused(&mut self, fx: &mut Effects, requests: &mut Requests, timeout: Duration) {
+        for topic in std::mem::take(&mut self.refused_before) {
+            let Some((index, _, entry)) = self.topics.get_full_mut(&topic) else { continue };
+            if let Some(wanted) = entry.wanted.as_mut().filter(|wanted| wanted.refused.is_some()) {
+                wanted.refused = None;
+                self.reconcile(fx, requests, timeout, index, false);
+            }
+        }
+    }
+
+    /// The ordinary subscriptions that were confirmed before the last loss; each is returned once.
+    pub(super) fn take_interrupted(&mut self) -> Vec<Topic> {
+        let interrupted = self.topics.iter_mut().filter_map(|(topic, entry)| {
+            let was_held = std::mem::take(&mut entry.was_held);
+            let ordinary = entry
+                .wanted
+                .as_ref()
+                .is_some_and(|wanted| wanted.mode.group.is_none() && wanted.refused.is_none());
+            (was_held && ordinary).then(|| topic.clone())
+        });
+        interrupted.collect()
+    }
+
+    /// The client is closed: calls fail, and what is wanted stays wanted (point 3 of the decided ones).
+    pub(super) fn closed(&mut self, fx: &mut Effects, error: &Error) {
+        for entry in self.topics.values_mut() {
+            let in_flight = entry.in_flight.take().map(|op| op.waiters).unwrap_or_default();
+            for waiter in in_flight.into_iter().chain(entry.waiting.drain(..)) {
+                fx.complete(waiter, Err(error.clone()));
+            }
+            entry.held = Held::No;
+            entry.late = None;
+            entry.was_held = false;
+        }
+        self.topics.retain(|_, entry| entry.wanted.is_some());
+    }
+
+    /// Takes a caller off what it waits for.
+    pub(super) fn cancel(&mut self, request: RequestId) -> bool {
+        self.topics.values_mut().any(|entry| {
+            let in_flight = entry.in_flight.as_mut().map(|op| &mut op.waiters);
+            in_flight.into_iter().chain([&mut entry.waiting]).any(|waiters| {
+                let before = waiters.len();
+                waiters.retain(|waiter| *waiter != request);
+                waiters.len() < before
+            })
+        })
+    }
+
+    /// The topics that are wanted, and whether the broker has confirmed each as it is wanted.
+    pub(super) fn states(&self) -> impl Iterator<Item = (&Topic, bool)> {
+        self.topics.iter().filter_map(|(topic, entry)| {
+            let wanted = entry.wanted.as_ref()?;
+            Some((topic, matches!(&entry.held, Held::Yes { mode, .. } if *mode == wanted.mode)))
+        })
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.topics.len()
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    /// Sends the operation that brings the broker nearer to what is wanted, or settles whoever waits for none.
+    fn reconcile(
+        &mut self,
+        fx: &mut Effects,
+        requests: &mut Requests,
+        timeout: Duration,
+        index: usize,
+        recovery: bool,
+    ) {
+        let number = self.number();
+        let Some((topic, entry)) = self.topics.get_index_mut(index) else { return };
+        if fx.link.is_none() || entry.in_flight.is_some() {
+            if fx.link.is_none() && entry.wanted.is_none() {
+                self.topics.shift_remove_index(index);
+            }
+            return;
+        }
+        let (change, with_waiters) = match (&entry.wanted, &entry.held) {
+            (None, Held::No) => {
+                settle(fx, &mut entry.waiting);
+                self.topics.shift_remove_index(index);
+                return;
+            }
+            (None, _) => (Change::Unsubscribe, true),
+            (Some(wanted), _) if wanted.refused.is_some() => {
+                let error = wanted.refused.clone().unwrap_or(Error::NotConnected);
+                for waiter in entry.waiting.drain(..) {
+                    fx.complete(waiter, Err(error.clone()));
+                }
+                return;
+            }
+            (Some(wanted), Held::Yes { life, .. }) if *life != wanted.life => (Change::Unsubscribe, false),
+            (Some(wanted), Held::Yes { mode, .. }) if *mode == wanted.mode => {
+                settle(fx, &mut entry.waiting);
+                return;
+            }
+            (Some(Wanted { mode: wanted, by_filters: true, .. }), Held::Yes { mode, .. })
+                if wanted.qos == mode.qos && wanted.group == mode.group =>
+            {
+                (Change::SetFilters(wanted.filters.clone()), true)
+            }
+            // After silence only a new call asks again; the connection is being probed meanwhile.
+            (Some(_), Held::Unknown) if entry.waiting.is_empty() => return,
+            (Some(wanted), _) => (Change::Subscribe(wanted.mode.clone()), true),
+        };
+        if !requests.has_room() {
+            let error = Error::queue("queue_full", Some(topic));
+            entry.held = Held::Unknown;
+            for waiter in entry.waiting.drain(..) {
+                fx.complete(waiter, Err(error.clone()));
+            }
+            return;
+        }
+        let waiters = if with_waiters { std::mem::take(&mut entry.waiting) } else { Vec::new() };
+        let msg_ref = fx.ref_if_understood();
+        let topic = topic.clone();
+        let (frame, kind) = frame(&topic, number, &change, msg_ref.as_deref());
+        entry.late = None;
+        entry.in_flight = Some(Operation { number, change, waiters });
+        fx.send(frame);
+        requests.push(msg_ref, kind, fx.now + timeout, recovery);
+    }
+}
+
+impl Entry {
+    fn new() -> Self {
+        Self {
+            wanted: None,
+            held: Held::No,
+            in_flight: None,
+            late: None,
+            waiting: Vec::new(),
+            was_held: false,
+        }
+    }
+
+    /// What an answer says about the broker's side; false if the callers must wait for another operation.
+    fn apply(&mut self, change: Change, result: &Result<(), Error>) -> bool {
+        match (change, result) {
+            (Change::Unsubscribe, _) => self.held = Held::No,
+            (Change::Subscribe(mode), Ok(())) => {
+                // A retained message comes after this answer, so it serves a later life too.
+                let life = self.wanted.as_ref().map_or(0, |wanted| wanted.life);
+                self.held = Held::Yes { mode, life };
+            }
+            (Change::Subscribe(mode), Err(error)) => {
+                if self.held == Held::Unknown {
+                    self.held = Held::No;
+                }
+                if let Some(wanted) = self.wanted.as_mut().filter(|wanted| wanted.mode == mode) {
+                    wanted.refused = Some(error.clone());
+                }
+            }
+            (Change::SetFilters(filters), Ok(())) => {
+                if let Held::Yes { mode, .. } = &mut self.held {
+                    mode.filters = filters;
+                } else if let Some(wanted) = &self.wanted {
+                    let mode = Mode { filters, ..wanted.mode.clone() };
+                    self.held = Held::Yes { mode, life: wanted.life };
+                }
+            }
+            (Change::SetFilters(_), Err(error)) if error.code() == "not_subscribed" => {
+                self.held = Held::No; // subscribing with the filters does the same (wire protocol 12.2)
+                return self.wanted.is_none();
+            }
+            (Change::SetFilters(filters), Err(error)) => {
+                let wanted = self.wanted.as_mut().filter(|wanted| wanted.mode.filters == filters);
+                match (wanted, &self.held) {
+                    (Some(wanted), Held::Yes { mode, .. }) => wanted.mode.filters.clone_from(&mode.filters),
+                    (Some(wanted), _) => wanted.refused = Some(error.clone()),
+                    (None, _) => {}
+                }
+            }
+        }
+        true
+    }
+}
+
+fn settle(fx: &mut Effects, waiters: &mut Vec<RequestId>) {
+    for waiter in waiters.drain(..) {
+        fx.done(waiter);
+    }
+}
+
+/// A change of filters on a topic that is not wanted: taking away what is not there is no failure.
+fn unknown(fx: &mut Effects, topic: &str, change: &FilterChange, request: RequestId) {
+    match change {
+        FilterChange::Remove(_) => fx.done(request),
+        FilterChange::Set(_) | FilterChange::Add(_) => {
+            let error = Error::refused(&nolag_protocol::codes::NOT_SUBSCRIBED, topic, "subscribe first");
+            fx.complete(request, Err(error));
+        }
+    }
+}
+
+/// Groups stay when plain values are added or removed (K-056).
+fn changed(mut filters: Vec<Filter>, change: FilterChange) -> Vec<Filter> {
+    match change {
+        FilterChange::Set(filters) => return filters,
+        FilterChange::Add(values) => {
+            for value in values.into_iter().map(Filter::Value) {
+                if !filters.contains(&value) {
+                    filters.push(value);
+                }
+            }
+        }
+        FilterChange::Remove(values) => {
+            filters.retain(|item| !matches!(item, Filter::Value(value) if values.contains(value)));
+        }
+    }
+    filters
+}
+
+/// The broker's own verdict on filters, before sending (K-037, API-099).
+pub(super) fn check_filters(topic: &str, filters: &[Filter]) -> Result<(), Error> {
+    use nolag_protocol::codes;
+    use nolag_protocol::filter::FilterError;
+    match filter::subscription_keys(Some(&filter::encode(filters))) {
+        Ok(_) => Ok(()),
+        Err(FilterError::TooMany) => {
+            Err(Error::refused(&codes::TOO_MANY_FILTERS, topic, FilterError::TooMany))
+        }
+        Err(fault) => Err(Error::refused(&codes::INVALID_FILTER_CHARS, topic, fault)),
+    }
+}
+
+fn frame(topic: &Topic, op: u64, change: &Change, msg_ref: Option<&str>) -> (Vec<u8>, Kind) {
+    let (msg_ref, owner) = (Lenient(msg_ref), topic.clone());
+    match change {
+        Change::Subscribe(mode) => {
+            let filters = (!mode.filters.is_empty()).then(|| filter::encode(&mode.filters));
+            let mut group = Vec::new();
+            if let Some(Group::Named(name)) = &mode.group {
+                nolag_protocol::msgpack::write::str(&mut group, name);
+            }
+            let frame = Subscribe {
+                topic,
+                qos: Some(mode.qos),
+                load_balance: Lenient(mode.group.is_some().then_some(true)),
+                load_balance_group: (!group.is_empty()).then_some(Raw(&group)),
+                filters: filters.as_deref().map(Raw),
+                recover: None,
+                history: None,
+                redeliver: Lenient(None),
+                ack_timeout_ms: None,
+                msg_ref,
+            };
+            (frame.to_vec(), Kind::Subscribe { topic: owner, op })
+        }
+        Change::SetFilters(filters) => {
+            let filters = filter::encode(filters);
+            let frame = SetFilters { topic, filters: Raw(&filters), msg_ref };
+            (frame.to_vec(), Kind::SetFilters { topic: owner, op })
+        }
+        Change::Unsubscribe => {
+            (Unsubscribe { topic, msg_ref }.to_vec(), Kind::Unsubscribe { topic: owner, op })
+        }
+    }
+}
