@@ -1,4 +1,5 @@
-//! What the protocol weighs as WebAssembly: nothing else stands between the browser client and its size goal so directly.
+//! Whether protocol and session build for browsers, and what the protocol weighs there: nothing else stands between the
+//! browser client and its size goal so directly.
 
 use std::fs;
 use std::io::Write as _;
@@ -12,13 +13,16 @@ use crate::{process, workspace};
 
 const TARGET: &str = "wasm32-unknown-unknown";
 
-/// Builds the protocol for the browser's platform, and prints the size of a program that holds nothing but its codec.
+/// Builds protocol and session for the browser's platform, and prints the size of a program that holds nothing but its codec.
 pub(crate) async fn run() -> Result<Outcome> {
     if let Err(reason) = install_target().await {
         return Ok(Outcome::Skipped(format!("{reason:#}")));
     }
     process::run(workspace::cargo(["build", "--package", "nolag-protocol", "--release", "--target", TARGET]))
         .await?;
+    // The session without a driver: what every platform shares.
+    let session = ["check", "--package", "nolag-core", "--no-default-features", "--target", TARGET];
+    process::run(workspace::cargo(session)).await?;
     let profile = ["--profile", "wasm", "--target", TARGET];
     process::run(workspace::cargo(["build", "--package", "wasm-size"].into_iter().chain(profile))).await?;
 
