@@ -4,6 +4,7 @@
 //! a call, a token and the session's deadline, tells the session, and carries out its outputs in order. Everything that is
 //! ready is written before one flush.
 
+mod jwt;
 pub mod memory;
 pub mod native;
 pub(crate) mod runtime;
@@ -96,7 +97,14 @@ type Ending = Pin<Box<dyn Future<Output = ()> + Send>>;
 enum Wire {
     None,
     Opening(LinkId, Opening),
-    Open { id: LinkId, link: Box<dyn Link>, out: VecDeque<Bytes>, out_bytes: usize },
+    Open {
+        id: LinkId,
+        link: Box<dyn Link>,
+        out: VecDeque<Bytes>,
+        out_bytes: usize,
+        /// Writing has failed; what came before that is still read.
+        broken: Option<String>,
+    },
 }
 
 /// What the driver has been waiting for.
@@ -188,7 +196,7 @@ impl Driver {
         let now = self.clock.now();
         match input {
             Input::Opened(id, Ok(link)) => {
-                self.wire = Wire::Open { id, link, out: VecDeque::new(), out_bytes: 0 };
+                self.wire = Wire::Open { id, link, out: VecDeque::new(), out_bytes: 0, broken: None };
                 self.session.transport(now, id, Happening::Opened);
             }
             Input::Opened(id, Err(OpenFailure { code, message, retry_after })) => {
@@ -204,6 +212,10 @@ impl Driver {
             }
             Input::Token(call, token) => {
                 self.fetching = None;
+                let token = token.map(|Token { secret, expires_in }| {
+                    let expires_in = expires_in.or_else(|| jwt::expires_in(secret.reveal()));
+                    Token { secret, expires_in }
+                });
                 self.session.token(now, call, token);
             }
             Input::Deadline => {
@@ -345,18 +357,20 @@ impl Driver {
                     return Poll::Ready(Input::Opened(*id, result));
                 }
             }
-            Wire::Open { id, link, out, out_bytes } => {
-                if let Poll::Ready(Err(message)) = write(link.as_mut(), out, cx) {
-                    return Poll::Ready(Input::Received(
-                        *id,
-                        Received::Closed { code: None, reason: message },
-                    ));
+            Wire::Open { id, link, out, out_bytes, broken } => {
+                if broken.is_none()
+                    && let Poll::Ready(Err(message)) = write(link.as_mut(), out, cx)
+                {
+                    *broken = Some(message);
                 }
                 *out_bytes = out.iter().map(Bytes::len).sum();
                 if self.session.wants_input()
                     && let Poll::Ready(received) = link.poll_read(cx)
                 {
                     return Poll::Ready(Input::Received(*id, received));
+                }
+                if let Some(reason) = broken.take() {
+                    return Poll::Ready(Input::Received(*id, Received::Closed { code: None, reason }));
                 }
             }
         }

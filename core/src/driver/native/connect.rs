@@ -13,6 +13,7 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use tokio_tungstenite::client_async_with_config;
 use tokio_tungstenite::tungstenite::Error as SocketError;
 
+use super::proxy::Proxy;
 use super::socket::{WebSocket, config};
 use super::url::Url;
 use crate::Error;
@@ -38,8 +39,20 @@ pub(super) fn tls(extra_roots: Option<&[u8]>) -> Result<Arc<ClientConfig>, Error
     Ok(Arc::new(config.with_root_certificates(roots).with_no_client_auth()))
 }
 
-pub(super) async fn open(url: Url, tls: Arc<ClientConfig>) -> Result<Box<dyn Link>, OpenFailure> {
-    let stream = reach(&url.host, url.port).await?;
+pub(super) async fn open(
+    url: Url,
+    proxy: Option<Proxy>,
+    tls: Arc<ClientConfig>,
+) -> Result<Box<dyn Link>, OpenFailure> {
+    let stream = match proxy {
+        None => reach(&url.host, url.port).await?,
+        Some(proxy) => {
+            let mut stream = reach(&proxy.host, proxy.port).await?;
+            let tunnel = proxy.tunnel(&mut stream, &url.host, url.port).await;
+            tunnel.map_err(|message| failure(ConnectionCode::Refused, message))?;
+            stream
+        }
+    };
     if !url.tls {
         return upgrade(&url, stream).await;
     }
