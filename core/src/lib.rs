@@ -7,15 +7,25 @@
 //! | module | decides |
 //! | --- | --- |
 //! | [`session`] | connection, subscriptions, publishes, acknowledgements, presence, lobbies |
+//! | `driver` | with the feature `native`: runs a session over sockets |
+//! | `client` | with the feature `native`: the async API of Rust programs |
 //! | [`options`] | what a caller may set, with its defaults |
 //! | [`event`] | what a caller is told |
 //! | [`error`] | what can go wrong, and what the caller can do about it |
 
+#[cfg(feature = "native")]
+pub mod client;
+#[cfg(feature = "native")]
+pub mod driver;
 pub mod error;
 pub mod event;
 pub mod options;
+#[cfg(feature = "native")]
+mod payload;
 pub mod session;
 
+#[cfg(feature = "native")]
+pub use client::Client;
 pub use error::Error;
 pub use event::Event;
 pub use options::Options;

@@ -51,6 +51,9 @@ pub struct Options {
     pub max_message_size: usize,
     /// The window in which a repeated message is recognised.
     pub dedupe: Dedupe,
+    /// How many messages may be handed out and not be dispatched yet; then the host reads no more, so that TCP slows
+    /// the broker down (client-api 12.1).
+    pub receive_buffer: usize,
     /// How long before its expiry a token is renewed.
     pub token_refresh_margin: Duration,
 }
@@ -80,6 +83,7 @@ impl Options {
             max_in_flight: 64,
             max_message_size: nolag_protocol::MAX_PAYLOAD_BYTES,
             dedupe: Dedupe::default(),
+            receive_buffer: 1_024,
             token_refresh_margin: Duration::from_secs(60),
         }
     }

@@ -120,6 +120,14 @@ impl Heart {
         }
     }
 
+    /// The other end cannot be heard, for reasons of our own: its time starts anew.
+    pub(super) fn excuse(&mut self, now: Duration, timeout: Duration) {
+        if let Some(beat) = self.beat.as_mut().filter(|beat| beat.deadline <= now) {
+            beat.deadline = now + timeout;
+            beat.suspect = false;
+        }
+    }
+
     pub(super) fn pulse(&mut self, now: Duration, timeout: Duration) -> Pulse {
         if let Some(beat) = self.beat.as_mut().filter(|beat| beat.deadline <= now) {
             if beat.suspect {

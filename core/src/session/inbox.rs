@@ -18,8 +18,6 @@ use crate::options::{AckMode, Options};
 const MAX_PENDING_ACKS: usize = 10_000;
 /// How many one frame may carry (wire protocol 9).
 const MAX_BATCH: usize = 1_000;
-/// How many messages may be handed out and not be reported yet; the host stops reading at that.
-pub(super) const MAX_HANDED_OUT: usize = 10_000;
 
 /// How far the application is with a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -248,8 +246,8 @@ impl Inbox {
     }
 
     /// Whether the host may go on reading the connection.
-    pub(super) fn has_room(&self) -> bool {
-        self.handed_out.len() < MAX_HANDED_OUT
+    pub(super) fn has_room(&self, options: &Options) -> bool {
+        self.handed_out.len() < options.receive_buffer.max(1)
     }
 
     pub(super) fn deadline(&self) -> Option<Duration> {

@@ -401,7 +401,7 @@ impl Session {
 
     /// Whether the host may read on: not while too many messages are handed out and not reported (client-api 12.1).
     pub fn wants_input(&self) -> bool {
-        self.inbox.has_room()
+        self.inbox.has_room(&self.options)
     }
 
     /// Where the connection stands.

@@ -103,8 +103,12 @@ impl Session {
 
     fn due_on_connection(&mut self) {
         let (now, timeout) = (self.fx.now, self.options.heartbeat_timeout);
+        let reading = self.inbox.has_room(&self.options);
         let Some(up) = self.connection.up() else { return };
         let link = up.link;
+        if !reading {
+            up.heart.excuse(now, timeout); // nothing can arrive while nothing is read (client-api 12.1)
+        }
         match up.heart.pulse(now, timeout) {
             Pulse::Nothing => {}
             Pulse::Beat => self.fx.send(Vec::new()),

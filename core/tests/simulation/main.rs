@@ -69,8 +69,8 @@ struct World {
     deliveries: u64,
     /// How calls ended.
     tally: BTreeMap<String, u64>,
-    /// The call that completed last, if it failed, and how.
-    last: Option<(RequestId, String)>,
+    /// How each call ended.
+    outcomes: HashMap<RequestId, String>,
     state: State,
     /// The network and the broker behave from now on.
     calm: bool,
@@ -122,7 +122,7 @@ impl World {
             wanted: BTreeMap::new(),
             deliveries: 0,
             tally: BTreeMap::new(),
-            last: None,
+            outcomes: HashMap::new(),
             state: State::Idle,
             calm: false,
             rate,
@@ -188,10 +188,10 @@ impl World {
                 Output::WakeAt(at) => self.wake = at,
                 Output::Event(event) => self.told(event),
                 Output::Complete { request, result } => {
-                    self.last = result.as_ref().err().map(|error| (request, error.code().to_owned()));
                     let what = self.open_calls.remove(&request);
-                    let outcome = self.last.as_ref().map_or("ok", |(_, code)| code);
+                    let outcome = result.as_ref().err().map_or("ok", |error| error.code()).to_owned();
                     *self.tally.entry(format!("{} {outcome}", what.unwrap_or("?"))).or_default() += 1;
+                    self.outcomes.insert(request, outcome);
                     assert!(what.is_some(), "{request:?} completed twice, or never asked: {result:?}");
                     if let Some((n, _)) = self.resolved.iter().find(|(_, of)| *of == request)
                         && result.is_ok()
@@ -227,7 +227,7 @@ impl World {
     /// Whether a call failed because the client is closed, or closing.
     fn refused_at_once(&self, request: RequestId) -> bool {
         let closed = |code: &str| matches!(code, "closed" | "not_connected");
-        self.last.as_ref().is_some_and(|(last, code)| *last == request && closed(code))
+        self.outcomes.get(&request).is_some_and(|code| closed(code))
     }
 
     fn random_call(&mut self) {

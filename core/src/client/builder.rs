@@ -1,0 +1,124 @@
+//! How a client comes to be.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use super::{Client, Inner};
+use crate::driver::native::{Native, Url};
+use crate::driver::{Driver, TokenFuture, TokenProvider, Transport, runtime};
+use crate::error::Error;
+use crate::options::{AckMode, Credentials, Options, Secret};
+use crate::session::{Session, Token, TokenFailure, TokenReason};
+
+/// Where tokens come from.
+pub enum TokenSource {
+    /// One token. A refusal of it ends the attempts.
+    Static(Secret),
+    /// Asked before every connection. A refusal asks it once more.
+    Provider(TokenProvider),
+}
+
+impl From<&str> for TokenSource {
+    fn from(token: &str) -> Self {
+        Self::Static(Secret::new(token))
+    }
+}
+
+impl From<String> for TokenSource {
+    fn from(token: String) -> Self {
+        Self::Static(Secret::new(token))
+    }
+}
+
+impl TokenSource {
+    /// A provider from an async function.
+    pub fn provider<F, R>(fetch: F) -> Self
+    where
+        F: Fn(TokenReason) -> R + Send + Sync + 'static,
+        R: Future<Output = Result<Token, TokenFailure>> + Send + 'static,
+    {
+        Self::Provider(Arc::new(move |reason| Box::pin(fetch(reason)) as TokenFuture))
+    }
+}
+
+/// The settings of a client that is not there yet.
+#[must_use = "a client is made by `build`"]
+pub struct Builder {
+    options: Options,
+    provider: Option<TokenProvider>,
+    url: Option<String>,
+    ca: Option<Vec<u8>>,
+    transport: Option<Box<dyn Transport>>,
+}
+
+impl Builder {
+    pub(super) fn new(token: TokenSource) -> Self {
+        let (credentials, provider) = match token {
+            TokenSource::Static(token) => (Credentials::Static(token), None),
+            TokenSource::Provider(provider) => (Credentials::Provider, Some(provider)),
+        };
+        Self { options: Options::new(credentials), provider, url: None, ca: None, transport: None }
+    }
+
+    /// Where the broker is. Without it the environment's `NOLAG_URL` says.
+    pub fn url(mut self, url: impl Into<String>) -> Self {
+        self.url = Some(url.into());
+        self
+    }
+
+    /// Certificates to trust beside the bundled roots, in PEM.
+    pub fn ca(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.ca = Some(pem.into());
+        self
+    }
+
+    /// Changes options; the credentials stay as they are.
+    pub fn options(mut self, change: impl FnOnce(&mut Options)) -> Self {
+        let credentials = self.options.credentials.clone();
+        change(&mut self.options);
+        self.options.credentials = credentials;
+        self
+    }
+
+    /// Another transport than WebSockets over TCP; a URL is not needed then.
+    pub fn transport(mut self, transport: impl Transport) -> Self {
+        self.transport = Some(Box::new(transport));
+        self
+    }
+
+    /// The client, its driver running beside the caller on the current tokio runtime. Nothing is sent before
+    /// [`Client::connect`].
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    pub fn build(self) -> Result<Client, Error> {
+        let (client, driver) = self.build_with_driver()?;
+        runtime::spawn(driver);
+        Ok(client)
+    }
+
+    /// The client, and the future that drives it, for whoever wants to run it by themselves. It must run on tokio, and ends
+    /// when the last handle is gone.
+    pub fn build_with_driver(self) -> Result<(Client, impl Future<Output = ()> + Send + 'static), Error> {
+        let Self { options, provider, url, ca, transport } = self;
+        let transport = match transport {
+            Some(transport) => transport,
+            None => {
+                let url = url.or_else(|| std::env::var("NOLAG_URL").ok()).unwrap_or_default();
+                Box::new(Native::new(Url::parse(&url)?, ca.as_deref())?)
+            }
+        };
+        let after_handler = options.ack_mode == AckMode::AfterHandler;
+        let session = Session::new(options, runtime::seed());
+        let (driver, ends) = Driver::new(session, transport, provider, after_handler);
+        let inner = Inner {
+            commands: ends.commands,
+            events: ends.events,
+            state: ends.state,
+            next: AtomicU64::new(1),
+        };
+        Ok((Client { inner: Arc::new(inner) }, driver.run()))
+    }
+}

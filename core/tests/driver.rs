@@ -1,0 +1,141 @@
+//! The driver over a transport in memory, on a paused clock: nothing here waits for anything.
+
+#![cfg(feature = "native")]
+
+use std::time::Duration;
+
+use futures_util::{SinkExt as _, StreamExt as _};
+use nolag_core::Client;
+use nolag_core::driver::memory::{Memory, ServerEnd};
+use nolag_core::event::{Event, State};
+use nolag_protocol::frame::{ClientFrame, ServerFrame};
+use tokio::sync::mpsc::Receiver;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::protocol::Role;
+
+#[path = "kit/mod.rs"]
+mod kit;
+use kit::{accepted, message, number, published, subscribed};
+
+/// The broker's end of one connection.
+struct Peer(WebSocketStream<ServerEnd>);
+
+impl Peer {
+    async fn accept(queue: &mut Receiver<ServerEnd>) -> Self {
+        let end = queue.recv().await.unwrap();
+        Self(WebSocketStream::from_raw_socket(end, Role::Server, None).await)
+    }
+
+    /// The next frame, heartbeats left out; `None` after a close.
+    async fn read(&mut self) -> Option<Vec<u8>> {
+        loop {
+            match self.0.next().await {
+                Some(Ok(Message::Binary(bytes))) if !bytes.is_empty() => return Some(bytes.to_vec()),
+                Some(Ok(Message::Close(_))) | None => return None,
+                _ => {}
+            }
+        }
+    }
+
+    async fn send<'a>(&mut self, frame: impl Into<ServerFrame<'a>>) {
+        self.0.send(Message::binary(frame.into().to_vec())).await.unwrap();
+    }
+
+    /// Answers what is asked until `count` publishes were seen; returns them.
+    async fn serve(&mut self, count: usize) -> Vec<u64> {
+        let mut seen = Vec::new();
+        while seen.len() < count {
+            let bytes = self.read().await.unwrap();
+            match ClientFrame::decode(&bytes).unwrap() {
+                ClientFrame::Auth(_) => self.send(accepted()).await,
+                ClientFrame::Subscribe(frame) => self.send(subscribed(frame.topic)).await,
+                ClientFrame::Publish(frame) => {
+                    seen.push(kit::value(frame.data.bytes));
+                    self.send(published(frame.topic, frame.msg_ref.0)).await;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        seen
+    }
+}
+
+/// A cut, a silent peer and a close, end to end: publishes arrive in order, and the last frame before a close is the client's.
+#[tokio::test(start_paused = true)]
+async fn over_a_cut_and_a_silence() {
+    let (transport, mut queue) = Memory::new();
+    let client = Client::builder("t").transport(transport).build().unwrap();
+    let connecting = tokio::spawn({
+        let client = client.clone();
+        async move { client.connect().await }
+    });
+    let mut peer = Peer::accept(&mut queue).await;
+    let publishes: Vec<_> =
+        (0..200).map(|n| tokio::spawn(client.publish_bytes("t", number(n)).into_future())).collect();
+    assert!(peer.serve(50).await.into_iter().eq(0..50));
+    connecting.await.unwrap().unwrap();
+    drop(peer); // cut
+    let mut peer = Peer::accept(&mut queue).await;
+    let seen = peer.serve(150).await;
+    assert!(seen.is_sorted() && seen.last() == Some(&199), "{seen:?}");
+    for publish in publishes {
+        publish.await.unwrap().unwrap();
+    }
+    // A peer that answers nothing any more is noticed, and left.
+    let mut events = client.events();
+    let start = tokio::time::Instant::now();
+    loop {
+        if let Event::Disconnected { reason, .. } = events.recv().await.unwrap() {
+            assert_eq!(reason, "the broker does not answer");
+            break;
+        }
+    }
+    assert!(start.elapsed() <= Duration::from_secs(41), "{:?}", start.elapsed());
+    let mut next = Peer::accept(&mut queue).await;
+    drop(peer);
+    let closing = tokio::spawn({
+        let client = client.clone();
+        async move {
+            client.publish_bytes("t", number(7)).await.unwrap();
+            client.close().await
+        }
+    });
+    assert_eq!(next.serve(1).await, [7]);
+    assert_eq!(next.read().await, None, "a close");
+    closing.await.unwrap().unwrap();
+    assert_eq!(client.state(), State::Closed);
+}
+
+/// A message is acknowledged when it has been taken from the stream, not before; several at once in one frame.
+#[tokio::test(start_paused = true)]
+async fn acknowledged_when_taken() {
+    let (transport, mut queue) = Memory::new();
+    let client = Client::builder("t").transport(transport).build().unwrap();
+    let subscribing = tokio::spawn({
+        let client = client.clone();
+        async move {
+            client.connect().await.unwrap();
+            client.subscribe("t").await.unwrap()
+        }
+    });
+    let mut peer = Peer::accept(&mut queue).await;
+    for _ in 0..2 {
+        let bytes = peer.read().await.unwrap();
+        match ClientFrame::decode(&bytes).unwrap() {
+            ClientFrame::Auth(_) => peer.send(accepted()).await,
+            ClientFrame::Subscribe(frame) => peer.send(subscribed(frame.topic)).await,
+            other => panic!("{other:?}"),
+        }
+    }
+    let mut messages = subscribing.await.unwrap();
+    for id in ["m-1", "m-2", "m-3"] {
+        peer.send(message("t", Some(id), &number(1))).await;
+    }
+    let silence = tokio::time::timeout(Duration::from_secs(5), peer.read()).await;
+    assert!(silence.is_err(), "nothing was taken yet");
+    for _ in 0..3 {
+        messages.next().await.unwrap().unwrap();
+    }
+    assert_eq!(kit::describe(&peer.read().await.unwrap()), "batchAck m-1,m-2,m-3");
+}
