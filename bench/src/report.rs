@@ -54,7 +54,7 @@ impl Figure {
         Self { goal: Some(goal), ..self }
     }
 
-    pub(crate) fn median(&self) -> f64 {
+    fn median(&self) -> f64 {
         let middle = self.rounds.len() / 2;
         if self.rounds.len().is_multiple_of(2) {
             f64::midpoint(self.rounds[middle - 1], self.rounds[middle])
@@ -83,7 +83,7 @@ pub(crate) struct Report {
 /// What one must know to read the table.
 const NOTES: &str = "
 A rate is what broker and generator do together on the same cores; CPU is the broker's alone.
-Rivals were measured on another machine, where the bare loop took 6.3 µs: a hint, no verdict.
+Rivals were measured on another machine, where the bare loop took 6.3 µs a write: a hint, no verdict.
 ";
 
 impl Report {
