@@ -327,7 +327,8 @@ pub fn one_line(error: &clap::Error) -> String {
     let said = said
         .collect::<Vec<_>>()
         .join("; ")
-        .replace("invalid digit found in string", "expected a whole number");
+        .replace("invalid digit found in string", "expected a whole number")
+        .replace("invalid IP address syntax", "expected an IP address such as 127.0.0.1 or ::1");
     said + " (--help lists all settings)"
 }
 

@@ -1,6 +1,6 @@
 //! The broker as a program.
 
-use std::io::Write as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -52,7 +52,10 @@ fn start_logging(options: &Options) -> Result<(), String> {
         let level = &options.log_level;
         format!("error: LOG_LEVEL '{level}' is no level and no filter ({error}); for example info or nolag_broker=debug")
     })?;
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal());
     match options.log_format {
         LogFormat::Text => log.with_target(false).init(),
         LogFormat::Json => log.json().flatten_event(true).init(),

@@ -128,6 +128,8 @@ fn wrong_settings_are_one_line_and_status_2() {
     assert!(said.contains("--prot") && said.contains("--port"), "{said}");
     let said = refused(program(directory.path()).env("WS_PORT", "eighty"));
     assert!(said.contains("WS_PORT") && said.contains("eighty") && said.contains("a whole number"), "{said}");
+    let said = refused(program(directory.path()).env("BIND_ADDRESS", "localhost"));
+    assert!(said.contains("BIND_ADDRESS") && said.contains("127.0.0.1"), "{said}");
     let said = refused(program(directory.path()).env("NOLAG_COMPAT", "both"));
     assert!(said.contains("extended") && said.contains("kraken"), "{said}");
     let said = refused(program(directory.path()).env("BROKER_BACKEND", "mqtt"));
@@ -217,6 +219,7 @@ fn the_token_file_is_followed_while_it_runs() {
     assert!(accepted("third"));
     let (_, log) = broker.stop();
     assert!(log.contains("line 1 column") && log.contains("until the token file is repaired"), "{log}");
+    assert!(!log.contains('\u{1b}'), "colours are for terminals: {log}");
 }
 
 /// C-041, C-128: what is logged, and with which settings it starts.
