@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use nolag_core::Error;
 use nolag_core::event::{Event, State, Warning};
-use nolag_core::options::{Filter, Options, Overflow, PublishOptions, Qos, Qos0, SubscribeOptions};
+use nolag_core::options::{Options, Overflow, PublishOptions, Qos, Qos0};
 use nolag_core::session::{Call, FilterChange};
 use nolag_protocol::frame::{AuthReply, ClientFrame, ErrorReply, Limits, Published};
 use rmpv::Value;
@@ -13,14 +13,6 @@ use rmpv::Value;
 #[path = "kit/mod.rs"]
 mod kit;
 use kit::*;
-
-fn filtered(topic: &str, filters: &[&str]) -> Call {
-    let filters = filters.iter().map(|value| Filter::Value((*value).into())).collect();
-    Call::Subscribe {
-        topic: topic.into(),
-        options: SubscribeOptions { filters, ..SubscribeOptions::default() },
-    }
-}
 
 /// K-004: a broker that names no version speaks 1, and gets no `msgRef`; a publish resolves when it is written.
 #[test]

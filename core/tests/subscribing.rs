@@ -17,14 +17,6 @@ use rmpv::Value;
 mod kit;
 use kit::*;
 
-fn filtered(topic: &str, filters: &[&str]) -> Call {
-    let filters = filters.iter().map(|value| Filter::Value((*value).into())).collect();
-    Call::Subscribe {
-        topic: topic.into(),
-        options: SubscribeOptions { filters, ..SubscribeOptions::default() },
-    }
-}
-
 fn filters_of(frame: &[u8]) -> Vec<String> {
     let raw = match ClientFrame::decode(frame).unwrap() {
         ClientFrame::Subscribe(frame) => frame.filters.map(|raw| raw.0),

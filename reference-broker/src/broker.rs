@@ -42,7 +42,7 @@ impl Broker {
         Arc::new(Self {
             auth: Cache::new(auth, settings.auth_cache_ttl),
             hub: Hub::new(&settings, metrics.clone()),
-            presence: Presence::new(metrics.clone()),
+            presence: Presence::new(&settings, metrics.clone()),
             organizations: Arc::default(),
             metrics,
             connections: Mutex::default(),
@@ -102,7 +102,8 @@ impl Broker {
         let _ = tokio::time::timeout(self.settings.shutdown_grace, self.tasks.wait()).await;
     }
 
-    pub(crate) fn register(&self) -> Arc<Outgoing> {
+    /// Takes a connection in, for as long as the answer lives.
+    pub(crate) fn register(self: &Arc<Self>) -> Registration {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let outgoing = Arc::new(Outgoing::new(id, self.settings.max_outbound_bytes));
         let mut connections = self.connections.lock();
@@ -111,12 +112,7 @@ impl Broker {
         if self.is_draining() {
             outgoing.close(codes::DRAINING.into());
         }
-        outgoing
-    }
-
-    pub(crate) fn unregister(&self, outgoing: &Outgoing) {
-        self.connections.lock().remove(&outgoing.id());
-        self.metrics.dropped(outgoing.dropped());
+        Registration { broker: self.clone(), outgoing: outgoing.clone() }
     }
 
     /// The `disconnect` frame that goes before a close of our own.
@@ -126,6 +122,20 @@ impl Broker {
         let kraken_does = close.code == codes::EXPIRED.code;
         (announced && (self.settings.profile == Profile::Extended || kraken_does))
             .then(|| Disconnect { reason: &close.reason, retry_after_ms: close.retry_after_ms }.to_vec())
+    }
+}
+
+/// A connection that the broker knows of.
+pub(crate) struct Registration {
+    broker: Arc<Broker>,
+    pub(crate) outgoing: Arc<Outgoing>,
+}
+
+impl Drop for Registration {
+    /// However the connection's task ends, by a panic or by being dropped too, the broker forgets it.
+    fn drop(&mut self) {
+        self.broker.connections.lock().remove(&self.outgoing.id());
+        self.broker.metrics.dropped(self.outgoing.dropped());
     }
 }
 

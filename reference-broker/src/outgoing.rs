@@ -51,7 +51,7 @@ pub(crate) struct Outgoing {
 struct Queue {
     frames: VecDeque<Bytes>,
     close: Option<Close>,
-    /// How many frames were thrown away because of a close.
+    /// How many frames were thrown away because the consumer was too slow.
     dropped: u64,
 }
 
@@ -77,8 +77,9 @@ impl Outgoing {
     pub(crate) fn push(&self, frame: Bytes) {
         let cost = frame.len() + FRAME_OVERHEAD;
         let mut queue = self.queue.lock();
-        if queue.close.is_some() {
-            queue.dropped += 1;
+        if let Some(close) = &queue.close {
+            // What comes after another close is not lost to slowness: the connection was ending.
+            queue.dropped += u64::from(close.code == codes::SLOW_CONSUMER.code);
             return;
         }
         if self.bytes.fetch_add(cost, Ordering::Relaxed) + cost > self.max_bytes {
@@ -103,7 +104,12 @@ impl Outgoing {
         self.writer.wake();
     }
 
-    /// How many frames were thrown away because of a close.
+    /// So many frames that the writer had taken were thrown away too.
+    pub(crate) fn drop_frames(&self, frames: usize) {
+        self.queue.lock().dropped += frames as u64;
+    }
+
+    /// How many frames were thrown away because the consumer was too slow.
     pub(crate) fn dropped(&self) -> u64 {
         self.queue.lock().dropped
     }

@@ -349,6 +349,71 @@ async fn a_slow_consumer_is_closed_and_others_are_not_slowed() {
         frames[..frames.len() - 1].iter().map(|frame| frame["data"][0].as_u64().unwrap()).collect();
     assert_eq!(got, (0..got.len() as u64).collect::<Vec<_>>(), "what it got is the beginning, in order");
     assert!(got.len() < 500, "{} of 1000", got.len());
+    drop(slow);
+    settle().await;
+    let metrics = broker.metrics_text();
+    let dropped =
+        metrics.lines().find_map(|line| line.strip_prefix("nolag_dropped_total{reason=\"slow_consumer\"} "));
+    let dropped: usize = dropped.and_then(|count| count.parse().ok()).unwrap_or_else(|| panic!("{metrics}"));
+    // Its whole backlog, of a little over a kilobyte a message; afterwards it was not subscribed any more.
+    assert!((150..=1_000 - got.len()).contains(&dropped), "{dropped} dropped, {} got", got.len());
+}
+
+/// FC-30: only what a subscribe brings is marked, and it comes before what is live.
+#[tokio::test(start_paused = true)]
+async fn the_retained_mark() {
+    let broker = broker(Settings::default());
+    let topic = "demo/general/temp";
+    let mut publisher = Client::login(&broker, "dev-token-bob").await;
+    let mut publish = async |data: u64, retain: bool| {
+        let reply = publisher
+            .ask(map! {"type": "publish", "topic": topic, "data": data, "retain": retain, "msgRef": "p"})
+            .await;
+        assert_eq!(reply["type"], Value::from("published"));
+    };
+    let mut subscribers = Vec::new();
+    for _ in 0..3 {
+        subscribers.push(Client::login(&broker, "dev-token-alice").await);
+    }
+    let [first, second, third] = &mut subscribers[..] else { unreachable!("three of them") };
+    first.subscribe(topic).await;
+    publish(21, true).await;
+    second.subscribe(topic).await;
+    publish(22, true).await;
+    publish(23, false).await;
+    third.subscribe(topic).await;
+    first.send(map! {"type": "subscribe", "topic": topic}).await;
+
+    let mut seen = Vec::new();
+    for (client, count) in [(first, 5), (second, 3), (third, 1)] {
+        let mut frames = Vec::new();
+        for _ in 0..count {
+            let frame = client.next().await;
+            frames.push((frame["data"].as_u64(), frame["retained"].as_bool()));
+        }
+        seen.push(frames);
+    }
+    let live = |n| (Some(n), None);
+    let marked = |n| (Some(n), Some(true));
+    let reply = (None, None);
+    assert_eq!(seen[0], [live(21), live(22), live(23), reply, marked(22)]);
+    assert_eq!(seen[1], [marked(21), live(22), live(23)]);
+    assert_eq!(seen[2], [marked(22)]);
+}
+
+/// However a connection's task ends, the broker forgets the connection.
+#[tokio::test(start_paused = true)]
+async fn an_aborted_task_leaves_nothing() {
+    let broker = broker(Settings::default());
+    let (mut client, task) = Client::connect_with_task(&broker).await;
+    client.send(map! {"type": "auth", "token": "dev-token-alice"}).await;
+    assert_eq!(client.next().await["success"], Value::from(true));
+    client.subscribe("demo/general/x").await;
+    assert_eq!(broker.connections(), 1);
+    task.abort();
+    assert!(task.await.unwrap_err().is_cancelled());
+    assert_eq!(broker.connections(), 0);
+    assert!(broker.metrics_text().contains("nolag_subscriptions 0\n"));
 }
 
 /// C-125 and features 7: everybody is told, spread over time, and nothing is left.

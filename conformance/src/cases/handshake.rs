@@ -164,7 +164,7 @@ async fn unknown_token(context: Context) -> Result<()> {
     lacks(&reply, &["actorTokenId", "projectId", "actorType", "restoredSubscriptions", "limits"])
 }
 
-/// C-022: the count is per organization, over different actors; a connection that ends makes room again.
+/// C-022, FC-29 (its second run): the count is per organization, over different actors; a connection that ends makes room again.
 async fn connection_limit(context: Context) -> Result<()> {
     let rules = json!([{"pattern": "t/#", "permission": "pubSub"}]);
     let member = |name: &str, organization: &str, most: u32| {

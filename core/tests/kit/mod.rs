@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use nolag_core::event::{Event, Message, Receipt, Room, State};
-use nolag_core::options::{Credentials, Options, PublishOptions, Qos, Secret, SubscribeOptions};
+use nolag_core::options::{Credentials, Filter, Options, PublishOptions, Qos, Secret, SubscribeOptions};
 use nolag_core::session::{Call, LinkId, Output, Reply, RequestId, Token, Transport};
 use nolag_core::{Error, Session};
 use nolag_protocol::frame::{AuthReply, ClientFrame, Data, Limits, Message as MessageFrame, ServerFrame};
@@ -435,5 +435,14 @@ pub fn describe(bytes: &[u8]) -> String {
         ClientFrame::Ack(frame) => format!("ack {}", frame.msg_id),
         ClientFrame::BatchAck(frame) => format!("batchAck {}", frame.msg_ids.0.join(",")),
         ClientFrame::Unknown(kind) => format!("unknown {kind}"),
+    }
+}
+
+/// A subscription with filters.
+pub fn filtered(topic: &str, filters: &[&str]) -> Call {
+    let filters = filters.iter().map(|value| Filter::Value((*value).into())).collect();
+    Call::Subscribe {
+        topic: topic.into(),
+        options: SubscribeOptions { filters, ..SubscribeOptions::default() },
     }
 }

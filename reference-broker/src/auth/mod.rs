@@ -12,7 +12,7 @@ mod token_file;
 
 use futures_util::future::BoxFuture;
 use nolag_protocol::codes::{self, ErrorCode};
-use nolag_protocol::grant::{Permission, Rule};
+use nolag_protocol::grant::Rule;
 
 pub use allow_all::AllowAll;
 pub(crate) use cache::Cache;
@@ -146,16 +146,6 @@ pub(crate) fn redacted(token: &str) -> String {
     let head = token.split('.').next().filter(|head| head.len() < token.len());
     let shown = head.map_or(16, |head| head.chars().count()).min(token.chars().count() / 2);
     token.chars().take(shown).chain(['…']).collect()
-}
-
-/// A rule that permits everything on a pattern.
-fn open_rule(pattern: &str, app_id: &str) -> Rule {
-    Rule {
-        pattern: pattern.to_owned(),
-        permission: Some(Permission::PubSub),
-        app_id: Some(app_id.to_owned()),
-        ..Rule::default()
-    }
 }
 
 #[cfg(test)]

@@ -55,7 +55,8 @@ pub async fn serve<S>(broker: &Arc<Broker>, socket: S)
 where
     S: Stream<Item = Result<Message, SocketError>> + Sink<Message, Error = SocketError> + Unpin,
 {
-    let outgoing = broker.register();
+    let registration = broker.register();
+    let outgoing = registration.outgoing.clone();
     let mut session = Session::new(broker.clone(), outgoing.clone());
     let (sink, mut stream) = socket.split();
     let mut writer = Writer { sink, outgoing: &outgoing, broker, batch: VecDeque::new() };
@@ -80,7 +81,6 @@ where
         }
     })
     .await;
-    broker.unregister(&outgoing);
 }
 
 /// Reads and handles frames, answers of the authorization service, and what is due.
@@ -91,7 +91,7 @@ where
     let mut due = pin!(sleep_until(Instant::now()));
     loop {
         if outgoing.is_closing() {
-            // The closing branch of `run` takes over.
+            // The closing branch of `serve` takes over.
             return pending().await;
         }
         let deadline = session.deadline();
@@ -184,6 +184,7 @@ impl<K: Sink<Message, Error = SocketError> + Unpin> Writer<'_, K> {
     {
         if close.code == codes::SLOW_CONSUMER.code {
             // What it did not take it will not be given: it asks again when it comes back.
+            self.outgoing.drop_frames(self.batch.len());
             self.batch.clear();
         }
         while let Ok(None) = self.write_ready().await {}

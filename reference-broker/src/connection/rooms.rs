@@ -8,7 +8,7 @@ use nolag_protocol::{codes, msgpack};
 
 use super::requests::{Relayed, relayed};
 use super::session::{Context, Live, Session};
-use crate::presence::{Member, RoomKey, SnapshotKind, Style, Watch};
+use crate::presence::{Member, RoomKey, SnapshotKind, Watch};
 
 impl Live {
     fn room_key(&self, room_id: &str) -> RoomKey {
@@ -39,12 +39,8 @@ impl Live {
 }
 
 impl Session {
-    fn style(&self) -> Style {
-        Style { extended: self.extended() }
-    }
-
     pub(super) fn presence(&mut self, presence: &Presence<'_>) {
-        let (extended, style) = (self.extended(), self.style());
+        let extended = self.extended();
         let msg_ref = self.echoed(presence.msg_ref);
         let (broker, outgoing) = (self.broker.clone(), self.outgoing.clone());
         let confirm = |room_id| {
@@ -76,16 +72,14 @@ impl Session {
         if extended && *data == *msgpack::NIL {
             if live.room.as_ref() == Some(&key) {
                 live.room = None;
-                broker.presence.leave(&key, id, true, style);
-                broker.metrics.presence_members.dec();
+                broker.presence.leave(&key, id, true);
             }
             return confirm(Some(slug));
         }
         if let Some(previous) = live.room.replace(key.clone())
             && previous != key
         {
-            broker.presence.leave(&previous, id, true, style);
-            broker.metrics.presence_members.dec();
+            broker.presence.leave(&previous, id, true);
         }
         let member = Member {
             outgoing: outgoing.clone(),
@@ -94,9 +88,7 @@ impl Session {
             data,
             joined_at: broker.clock.seconds(),
         };
-        if broker.presence.set(&key, member, style) {
-            broker.metrics.presence_members.inc();
-        }
+        broker.presence.set(&key, member);
         confirm(Some(slug));
     }
 
@@ -163,7 +155,6 @@ impl Session {
 
     /// Follows new grants into rooms and lobbies: what they no longer name is left.
     pub(super) fn renew_rooms(&mut self) {
-        let style = self.style();
         let (broker, outgoing) = (self.broker.clone(), self.outgoing.clone());
         let Some(live) = self.live() else { return };
         for (lobby, watches) in std::mem::take(&mut live.lobbies) {
@@ -181,23 +172,20 @@ impl Session {
             if keeps(live, &key) {
                 live.room = Some(key);
             } else {
-                broker.presence.leave(&key, outgoing.id(), true, style);
-                broker.metrics.presence_members.dec();
+                broker.presence.leave(&key, outgoing.id(), true);
             }
         }
     }
 
     /// Leaves the room and all lobbies, with the connection.
     pub(super) fn end_presence(&mut self) {
-        let style = self.style();
         let (broker, outgoing) = (self.broker.clone(), self.outgoing.clone());
         let Some(live) = self.live() else { return };
         for (lobby, watches) in live.lobbies.drain() {
             broker.presence.unwatch(&lobby, &watches, &outgoing);
         }
         if let Some(key) = live.room.take() {
-            broker.presence.leave(&key, outgoing.id(), false, style);
-            broker.metrics.presence_members.dec();
+            broker.presence.leave(&key, outgoing.id(), false);
         }
     }
 }

@@ -129,9 +129,6 @@ impl Session {
         let (broker, outgoing) = (self.broker.clone(), self.outgoing.clone());
         let Some(live) = self.live() else { return };
         let previous = live.subscriptions.remove(&interest.topic);
-        if previous.is_none() {
-            broker.metrics.subscriptions.inc();
-        }
         let subscription = broker.hub.subscribe(&outgoing, interest, previous, fresh, reply);
         live.subscriptions.insert(subscription.interest.topic.clone(), subscription);
     }
@@ -144,7 +141,6 @@ impl Session {
         let (broker, outgoing) = (self.broker.clone(), self.outgoing.clone());
         if let Some(subscription) = self.live().and_then(|live| live.subscriptions.remove(topic)) {
             broker.hub.unsubscribe(&subscription);
-            broker.metrics.subscriptions.dec();
         }
         outgoing.push(broker.metrics.encoded(Unsubscribed { topic, reason: None, msg_ref }));
     }
@@ -302,7 +298,6 @@ impl Session {
                 }
                 None => {
                     broker.hub.unsubscribe(&subscription);
-                    broker.metrics.subscriptions.dec();
                     let reason = Some(codes::NOT_AUTHORIZED.name);
                     outgoing.push(broker.metrics.encoded(Unsubscribed {
                         topic: &topic,
@@ -320,7 +315,6 @@ impl Session {
         let Some(live) = self.live() else { return };
         for (_, subscription) in live.subscriptions.drain() {
             broker.hub.unsubscribe(&subscription);
-            broker.metrics.subscriptions.dec();
         }
     }
 }

@@ -127,8 +127,11 @@ impl Hub {
         let mut state = self.state.lock();
         let id = state.next_id;
         state.next_id += 1;
-        if let Some(previous) = &previous {
-            state.table.remove(&previous.interest, previous.id);
+        match &previous {
+            Some(previous) => state.table.remove(&previous.interest, previous.id),
+            None => {
+                self.metrics.subscriptions.inc();
+            }
         }
         state.table.insert(&interest, id, outgoing);
         outgoing.push(reply);
@@ -164,6 +167,7 @@ impl Hub {
     /// Ends a subscription: nothing is queued for it any more when this returns.
     pub(crate) fn unsubscribe(&self, subscription: &Subscription) {
         self.state.lock().table.remove(&subscription.interest, subscription.id);
+        self.metrics.subscriptions.dec();
     }
 
     /// Queues a message for everybody who wants it, after `reply` for its publisher. Returns how many got it.

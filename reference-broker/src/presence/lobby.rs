@@ -6,7 +6,7 @@ use std::sync::Arc;
 use nolag_protocol::frame::{Data, LobbyPresence, LobbyPresenceList, LobbySubscribed, Nilable};
 use nolag_protocol::msgpack::{Token, write};
 
-use super::{Change, Cut, Frames, Member, Presence, Room, RoomKey, Style};
+use super::{Change, Cut, Frames, Member, Presence, Room, RoomKey};
 use crate::outgoing::Outgoing;
 
 /// One room of a lobby, as one actor sees it.
@@ -115,25 +115,24 @@ impl Presence {
             }
         });
     }
-}
 
-impl Room {
-    pub(super) fn tell_watchers(&self, who: &Member, change: Change, style: Style) {
+    /// Queues the events of a change for those who watch the room.
+    pub(super) fn tell_watchers(&self, room: &Room, who: &Member, change: Change) {
         const EMPTY_MAP: &[u8] = &[0x80];
         let data = Data::new(if change == Change::Leave { EMPTY_MAP } else { &who.data });
         let mut frames = Frames::default();
-        for watcher in self.watchers.values() {
+        for watcher in room.watchers.values() {
             let key = (&watcher.lobby, &watcher.lobby_id, &watcher.slug);
             watcher.outgoing.push(frames.get(key, || {
                 // kraken names the lobby by its internal id.
-                let lobby_id = if style.extended { &watcher.lobby } else { &watcher.lobby_id };
+                let lobby_id = if self.extended { &watcher.lobby } else { &watcher.lobby_id };
                 LobbyPresence {
                     event: change.name(),
                     lobby_id,
                     room_id: Some(Nilable(watcher.slug.as_deref())),
                     actor_id: &who.actor,
                     data,
-                    lobby_uuid: style.extended.then_some(&*watcher.lobby_id),
+                    lobby_uuid: self.extended.then_some(&*watcher.lobby_id),
                     app: None,
                 }
                 .to_vec()

@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 use lobby::Watcher;
 pub(crate) use lobby::{SnapshotKind, Watch};
 
+use crate::config::{Profile, Settings};
 use crate::metrics::Metrics;
 use crate::outgoing::{ConnectionId, Outgoing};
 
@@ -47,6 +48,7 @@ pub(crate) struct Member {
 
 /// All rooms.
 pub(crate) struct Presence {
+    extended: bool,
     rooms: Mutex<HashMap<RoomKey, Room>>,
     metrics: Arc<Metrics>,
 }
@@ -75,20 +77,13 @@ impl Change {
     }
 }
 
-/// Which of the additions frames show.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Style {
-    pub(crate) extended: bool,
-}
-
 impl Presence {
-    pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
-        Self { rooms: Mutex::default(), metrics }
+    pub(crate) fn new(settings: &Settings, metrics: Arc<Metrics>) -> Self {
+        Self { extended: settings.profile == Profile::Extended, rooms: Mutex::default(), metrics }
     }
 
     /// Enters a room, or changes the data in it; a first time is a `join` and at once an `update`.
-    /// Returns whether it was the first time.
-    pub(crate) fn set(&self, key: &RoomKey, mut member: Member, style: Style) -> bool {
+    pub(crate) fn set(&self, key: &RoomKey, mut member: Member) {
         let mut rooms = self.rooms.lock();
         let room = rooms.entry(key.clone()).or_default();
         let id = member.outgoing.id();
@@ -99,28 +94,25 @@ impl Presence {
         }
         room.members.insert(id, member.clone());
         if first {
-            room.tell(&member, Change::Join, style, &self.metrics);
+            self.metrics.presence_members.inc();
+            self.tell(room, &member, Change::Join);
         }
-        room.tell(&member, Change::Update, style, &self.metrics);
-        first
+        self.tell(room, &member, Change::Update);
     }
 
     /// Leaves a room. The members are told, the leaving one included where `told` says so: that a connection
-    /// has ended, it knows itself. Returns whether it was there.
-    pub(crate) fn leave(&self, key: &RoomKey, id: ConnectionId, told: bool, style: Style) -> bool {
+    /// has ended, it knows itself.
+    pub(crate) fn leave(&self, key: &RoomKey, id: ConnectionId, told: bool) {
         let mut rooms = self.rooms.lock();
-        let Some(room) = rooms.get_mut(key) else { return false };
-        let Some(member) =
-            (if told { room.members.get(&id).cloned() } else { room.members.swap_remove(&id) })
-        else {
-            return false;
-        };
-        room.tell(&member, Change::Leave, style, &self.metrics);
+        let Some(room) = rooms.get_mut(key) else { return };
+        let member = if told { room.members.get(&id).cloned() } else { room.members.swap_remove(&id) };
+        let Some(member) = member else { return };
+        self.tell(room, &member, Change::Leave);
         room.members.swap_remove(&id);
+        self.metrics.presence_members.dec();
         if room.is_empty() {
             rooms.remove(key);
         }
-        true
     }
 
     /// Queues the list of a room's members; `room_id` is what the asker calls it.
@@ -148,15 +140,9 @@ impl Presence {
             msg_ref,
         }));
     }
-}
-
-impl Room {
-    fn is_empty(&self) -> bool {
-        self.members.is_empty() && self.watchers.is_empty()
-    }
 
     /// Queues the events of a change for members and watchers.
-    fn tell(&self, who: &Member, change: Change, style: Style, metrics: &Metrics) {
+    fn tell(&self, room: &Room, who: &Member, change: Change) {
         let mut data = Vec::with_capacity(who.data.len() + 64);
         let with_data = change != Change::Leave;
         write::token(&mut data, Token::Map(1 + u32::from(with_data)));
@@ -167,16 +153,22 @@ impl Room {
             data.extend_from_slice(&who.data);
         }
         let mut frames = Frames::default();
-        for member in self.members.values() {
-            let room_id = style.extended.then_some(&*member.slug);
+        for member in room.members.values() {
+            let room_id = self.extended.then_some(&*member.slug);
             member.outgoing.push(frames.get(room_id, || {
                 let data = Data::new(&data);
                 PresenceEvent { event: change.name(), app: None, room_id, data }.to_vec().into()
             }));
         }
-        metrics.frames_out("presence", self.members.len());
-        self.tell_watchers(who, change, style);
-        metrics.frames_out("lobbyPresence", self.watchers.len());
+        self.metrics.frames_out("presence", room.members.len());
+        self.tell_watchers(room, who, change);
+        self.metrics.frames_out("lobbyPresence", room.watchers.len());
+    }
+}
+
+impl Room {
+    fn is_empty(&self) -> bool {
+        self.members.is_empty() && self.watchers.is_empty()
     }
 }
 

@@ -14,6 +14,7 @@ use nolag_broker::config::Settings;
 use nolag_broker::{Broker, http};
 use rmpv::Value;
 use tokio::io::DuplexStream;
+use tokio::task::JoinHandle;
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::protocol::Role;
@@ -58,14 +59,19 @@ pub struct Client {
 impl Client {
     /// Connects, without `auth`.
     pub async fn connect(broker: &Arc<Broker>) -> Self {
+        Self::connect_with_task(broker).await.0
+    }
+
+    /// Connects, and gives the broker's task of the connection too.
+    pub async fn connect_with_task(broker: &Arc<Broker>) -> (Self, JoinHandle<()>) {
         let (ours, theirs) = tokio::io::duplex(WIRE_BYTES);
         let broker = broker.clone();
-        tokio::spawn(async move {
+        let task = tokio::spawn(async move {
             let config = Some(http::websocket_config());
             let mut socket = WebSocketStream::from_raw_socket(theirs, Role::Server, config).await;
             nolag_broker::serve(&broker, &mut socket).await;
         });
-        Self { socket: WebSocketStream::from_raw_socket(ours, Role::Client, None).await }
+        (Self { socket: WebSocketStream::from_raw_socket(ours, Role::Client, None).await }, task)
     }
 
     /// Connects and authenticates.
