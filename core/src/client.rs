@@ -13,29 +13,30 @@
 //! ```
 
 mod builder;
+mod desk;
 mod room;
 mod subscription;
 
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use serde::Serialize;
-use tokio::sync::{broadcast, mpsc, oneshot, watch};
+use tokio::sync::{broadcast, watch};
 
 pub use builder::{Builder, TokenSource};
 pub use room::{App, Room};
 pub use subscription::{Subscribe, Subscription};
 
-use crate::driver::Command;
-use crate::error::Error;
+use crate::driver::{Handle, runtime};
+use crate::error::{ConnectionCode, Error};
 use crate::event::{Actor, Event, LobbySnapshot, Receipt, Room as RoomKey, State};
 use crate::options::{PublishOptions, Qos, Secret};
 use crate::payload;
-use crate::session::{Call, FilterChange, Hint, Reply, RequestId};
+use crate::session::{Call, FilterChange, Hint, Reply, RequestId, Stats};
+use desk::Desk;
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
@@ -46,10 +47,12 @@ pub struct Client {
 }
 
 struct Inner {
-    commands: mpsc::UnboundedSender<Command>,
+    handle: Handle,
+    desk: Arc<Desk>,
     events: broadcast::Sender<Event>,
     state: watch::Receiver<State>,
-    next: AtomicU64,
+    /// Whether a message is done with when the next one is asked for, instead of when it is taken.
+    after_handler: bool,
 }
 
 impl std::fmt::Debug for Client {
@@ -155,12 +158,36 @@ impl Client {
 
     /// Tells what the platform knows of network and sleep.
     pub fn hint(&self, hint: Hint) {
-        self.tell(Command::Hint(hint));
+        self.inner.handle.hint(hint);
     }
 
     /// Where the connection stands.
     pub fn state(&self) -> State {
         self.inner.state.borrow().clone()
+    }
+
+    /// Waits until the client is connected, whoever connects it; for at most `timeout` where one is given.
+    pub async fn wait_for_connected(&self, timeout: Option<Duration>) -> Result<(), Error> {
+        let mut states = self.states();
+        let connected = async {
+            // The sender is gone only with the driver, which this handle keeps.
+            states.wait_for(|state| *state == State::Connected).await.map(|_| ()).map_err(|_| Error::closed())
+        };
+        match timeout {
+            Some(limit) => runtime::within(limit, connected).await.unwrap_or_else(|| {
+                Err(Error::Connection {
+                    code: ConnectionCode::ConnectTimeout,
+                    message: format!("not connected after {limit:?}"),
+                    fatal: false,
+                })
+            }),
+            None => connected.await,
+        }
+    }
+
+    /// What counts, as of a moment ago.
+    pub fn stats(&self) -> Stats {
+        self.inner.handle.stats()
     }
 
     /// Follows where the connection stands.
@@ -184,19 +211,12 @@ impl Client {
         Close { client: self.clone(), flush: true, timeout: Duration::from_secs(5) }
     }
 
-    fn number(&self) -> u64 {
-        self.inner.next.fetch_add(1, Ordering::Relaxed)
-    }
-
-    fn tell(&self, command: Command) {
-        let _ = self.inner.commands.send(command); // a driver that has ended has nothing left to do
-    }
-
     async fn call(&self, call: Call) -> Result<Reply, Error> {
-        let request = RequestId(self.number());
-        let (reply, answer) = oneshot::channel();
-        let mut withdrawal = Withdrawal { client: self, request: Some(request) };
-        self.inner.commands.send(Command::Call { request, call, reply }).map_err(|_| Error::closed())?;
+        let Inner { handle, desk, .. } = &*self.inner;
+        let request = handle.number();
+        let mut withdrawal = Withdrawal { inner: &self.inner, request: Some(request) };
+        let answer = desk.expect(request);
+        handle.call(request, call)?;
         let result = answer.await.unwrap_or_else(|_| Err(Error::closed()));
         withdrawal.request = None;
         result
@@ -205,14 +225,15 @@ impl Client {
 
 /// Withdraws a call whose future is dropped before it is done.
 struct Withdrawal<'a> {
-    client: &'a Client,
+    inner: &'a Inner,
     request: Option<RequestId>,
 }
 
 impl Drop for Withdrawal<'_> {
     fn drop(&mut self) {
         if let Some(request) = self.request {
-            self.client.tell(Command::Cancel(request));
+            self.inner.desk.forget(request);
+            self.inner.handle.cancel(request);
         }
     }
 }

@@ -2,14 +2,20 @@
 
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
+use tokio::sync::{broadcast, watch};
+
+use super::desk::{Clerk, Desk};
 use super::{Client, Inner};
 use crate::driver::native::{Native, Url};
-use crate::driver::{Driver, TokenFuture, TokenProvider, Transport, runtime};
+use crate::driver::{TokenFuture, TokenProvider, Transport, drive, runtime};
 use crate::error::Error;
+use crate::event::State;
 use crate::options::{AckMode, Credentials, Options, Secret};
-use crate::session::{Session, Token, TokenFailure, TokenReason};
+use crate::session::{Token, TokenFailure, TokenReason};
+
+/// How many events a reader may fall behind before it misses the oldest.
+const EVENT_BACKLOG: usize = 1_024;
 
 /// Where tokens come from.
 pub enum TokenSource {
@@ -111,14 +117,11 @@ impl Builder {
             }
         };
         let after_handler = options.ack_mode == AckMode::AfterHandler;
-        let session = Session::new(options, runtime::seed());
-        let (driver, ends) = Driver::new(session, transport, provider, after_handler);
-        let inner = Inner {
-            commands: ends.commands,
-            events: ends.events,
-            state: ends.state,
-            next: AtomicU64::new(1),
-        };
-        Ok((Client { inner: Arc::new(inner) }, driver.run()))
+        let desk = Arc::<Desk>::default();
+        let (events, _) = broadcast::channel(EVENT_BACKLOG);
+        let (sender, state) = watch::channel(State::Idle);
+        let clerk = Clerk::new(Arc::clone(&desk), events.clone(), sender);
+        let (handle, driver) = drive(options, transport, provider, clerk);
+        Ok((Client { inner: Arc::new(Inner { handle, desk, events, state, after_handler }) }, driver))
     }
 }

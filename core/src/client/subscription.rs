@@ -1,19 +1,20 @@
 //! A subscription as a stream of its messages.
 
+use std::collections::VecDeque;
 use std::future::IntoFuture;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
 
 use futures_util::Stream;
-use tokio::sync::mpsc;
 
+use super::desk::{Entry, Fetched, Ticket};
 use super::{BoxFuture, Client};
-use crate::driver::{Command, Delivered, Listener, Report};
 use crate::error::Error;
 use crate::event::{Message, Topic};
 use crate::options::{Filter, Group, Qos, SubscribeOptions};
-use crate::session::{Call, FilterChange};
+use crate::session::{Call, FilterChange, RequestId};
 
 /// A subscribe that begins when it is awaited.
 #[must_use = "a subscription is made when this is awaited"]
@@ -22,11 +23,12 @@ pub struct Subscribe {
     client: Client,
     topic: Topic,
     options: SubscribeOptions,
+    buffer: usize,
 }
 
 impl Subscribe {
     pub(super) fn new(client: Client, topic: &str) -> Self {
-        Self { client, topic: topic.into(), options: SubscribeOptions::default() }
+        Self { client, topic: topic.into(), options: SubscribeOptions::default(), buffer: 1_024 }
     }
 
     /// The quality of service.
@@ -52,6 +54,12 @@ impl Subscribe {
         self.options.filters.push(Filter::Group(values.into_iter().map(Into::into).collect()));
         self
     }
+    /// How many messages may wait for this reader, at least 1; 1,024 unless told otherwise. When they do, the client reads no more
+    /// from the broker until some are taken.
+    pub fn buffer(mut self, messages: usize) -> Self {
+        self.buffer = messages.max(1);
+        self
+    }
 }
 
 impl IntoFuture for Subscribe {
@@ -60,19 +68,17 @@ impl IntoFuture for Subscribe {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let Self { client, topic, options } = self;
-            let number = client.number();
-            let (queue, messages) = mpsc::unbounded_channel();
-            let ended = Arc::default();
-            let listener = Listener { number, queue, ended: Arc::clone(&ended) };
-            // Listening comes first: a retained message follows the broker's answer at once.
-            client.tell(Command::Listen { topic: topic.clone(), listener });
+            let Self { client, topic, options, buffer } = self;
+            let number = client.inner.handle.number();
+            // Reading comes first: a retained message follows the broker's answer at once.
+            let closed = client.inner.desk.enter(topic.clone(), number, buffer);
             let subscription = Subscription {
                 client: client.clone(),
                 topic: topic.clone(),
                 number,
-                messages,
-                ended,
+                messages: VecDeque::new(),
+                error: None,
+                closed,
                 last: None,
             };
             client.call(Call::Subscribe { topic: topic.to_string(), options }).await?;
@@ -84,15 +90,18 @@ impl IntoFuture for Subscribe {
 /// The messages of a topic, in the order they come. It ends when the client is closed, and with an error when the broker takes
 /// the topic away or the client gives up. Dropping the last one of a topic unsubscribes.
 ///
-/// A message counts as dispatched when it is taken from the stream; in [`AckMode::AfterHandler`](crate::options::AckMode)
-/// when the next one is asked for, or the subscription dropped.
+/// A message counts as dispatched when it is taken from the stream; in [`AckMode::AfterHandler`]
+/// when the next one is asked for, or the subscription dropped, unless [`fail`](Self::fail) was called.
 pub struct Subscription {
     client: Client,
     topic: Topic,
-    number: u64,
-    messages: mpsc::UnboundedReceiver<Result<Delivered, Error>>,
-    ended: Arc<std::sync::atomic::AtomicBool>,
-    last: Option<Arc<Report>>,
+    number: RequestId,
+    /// Fetched, and not taken.
+    messages: VecDeque<Entry>,
+    error: Option<Error>,
+    closed: Arc<AtomicBool>,
+    /// Of the one that the application has, where it is acknowledged afterwards.
+    last: Option<Ticket>,
 }
 
 impl std::fmt::Debug for Subscription {
@@ -112,9 +121,31 @@ impl Subscription {
         std::future::poll_fn(|cx| Pin::new(&mut *self).poll_next(cx)).await
     }
 
+    /// The message that was taken last could not be handled. In [`AckMode::AfterHandler`] it is not acknowledged; else nothing
+    /// comes of it.
+    pub fn fail(&mut self) {
+        if let Some(ticket) = self.last.take() {
+            self.finish(&ticket, false);
+        }
+    }
+
     /// Changes the filters.
     pub async fn filters(&self, change: FilterChange) -> Result<(), Error> {
         self.client.filters(&self.topic, change).await
+    }
+
+    fn finish(&self, ticket: &Ticket, succeeded: bool) {
+        self.client.inner.desk.finish(ticket, succeeded);
+        self.client.inner.handle.poke();
+    }
+
+    fn take(&mut self, (message, ticket): Entry) -> Message {
+        if self.client.inner.after_handler {
+            self.last = Some(ticket);
+        } else {
+            self.finish(&ticket, true);
+        }
+        message
     }
 }
 
@@ -122,23 +153,42 @@ impl Stream for Subscription {
     type Item = Result<Message, Error>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.last = None;
-        let next = ready!(self.messages.poll_recv(cx));
-        Poll::Ready(match next {
-            // Nothing is handed over once the client is closed (client-api 12.4).
-            Some(Ok(_)) | None if self.ended.load(std::sync::atomic::Ordering::Acquire) => None,
-            Some(Ok(Delivered { message, report })) => {
-                self.last = report.is_awaited().then_some(report);
-                Some(Ok(message))
+        if let Some(ticket) = self.last.take() {
+            self.finish(&ticket, true);
+        }
+        if self.closed.load(Ordering::Acquire) {
+            return Poll::Ready(None);
+        }
+        if self.messages.is_empty() && self.error.is_none() {
+            match self.client.inner.desk.fetch(&self.topic, self.number, cx.waker()) {
+                Fetched::Nothing => return Poll::Pending,
+                Fetched::Messages { messages, has_room } => {
+                    self.messages = messages;
+                    if has_room {
+                        self.client.inner.handle.poke();
+                    }
+                }
+                Fetched::Last(messages, error) => (self.messages, self.error) = (messages, error),
             }
-            Some(Err(error)) => Some(Err(error)),
-            None => None,
+        }
+        let next = self.messages.pop_front();
+        Poll::Ready(match next {
+            Some(entry) => Some(Ok(self.take(entry))),
+            None => self.error.take().map(Err),
         })
     }
 }
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        self.client.tell(Command::Leave { topic: self.topic.clone(), listener: self.number });
+        let inner = &self.client.inner;
+        for ticket in self.last.iter().chain(self.messages.iter().map(|(_, ticket)| ticket)) {
+            inner.desk.finish(ticket, true);
+        }
+        if inner.desk.leave(&self.topic, self.number) {
+            // Nobody waits for the answer, and a client that has ended needs none.
+            let _ = inner.handle.call(inner.handle.number(), Call::Unsubscribe { topic: self.topic.to_string() });
+        }
+        inner.handle.poke();
     }
 }

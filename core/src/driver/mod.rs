@@ -1,8 +1,8 @@
 //! Runs a session over real I/O: one task, one loop.
 //!
-//! A driver owns the transport and the session. It waits for whichever comes first of an arriving message, room to write,
-//! a call, a token and the session's deadline, tells the session, and carries out its outputs in order. Everything that is
-//! ready is written before one flush.
+//! A driver owns the transport and the session. It waits for whichever comes first of an arriving message, a call, a token
+//! and the session's deadline, tells the session, and carries out its outputs in order. All that is ready is taken first;
+//! then what has gathered is written with one flush and handed to the [`Host`] at once: that is a turn.
 
 mod jwt;
 pub mod memory;
@@ -10,84 +10,119 @@ pub mod native;
 pub(crate) mod runtime;
 mod transport;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::{broadcast, mpsc, oneshot, watch};
-use tokio::time::Sleep;
+use tokio::sync::mpsc;
 
 pub use transport::{Link, OpenFailure, Opening, Outgoing, Received, Transport};
 
-use crate::Error;
-use crate::event::{Event, Message, State, Topic};
+use crate::event::Event;
 use crate::session::{
-    Call, Dispatched, Hint, LinkId, Output, Reply, RequestId, Session, Token, TokenFailure, TokenReason,
-    Transport as Happening,
+    Call, Dispatched, Hint, LinkId, MAX_OPEN_CALLS, Output, Reply, RequestId, Session, Stats, Token,
+    TokenFailure, TokenReason, Transport as Happening,
 };
-use runtime::Clock;
+use crate::{Error, Options};
+use runtime::{Alarm, Clock};
 
 /// How many bytes may wait for the transport before the session's publishes are held back by not reading calls.
 const MAX_WRITE_BYTES: usize = 1 << 20;
+/// How many inputs are taken before what has gathered goes out.
+const MAX_TURN: u32 = 256;
 /// How long a transport has to take the last frames and the close.
 const LINGER: Duration = Duration::from_secs(2);
-/// How many events a reader may fall behind before it misses the oldest.
-pub(crate) const EVENT_BACKLOG: usize = 1_024;
 
 /// Fetches a token.
 pub type TokenFuture = Pin<Box<dyn Future<Output = Result<Token, TokenFailure>> + Send>>;
 /// Asked for a token before every connection (client-api 11).
 pub type TokenProvider = Arc<dyn Fn(TokenReason) -> TokenFuture + Send + Sync>;
 
-/// What a handle tells the driver. There are never more of them under way than calls, subscriptions and messages that exist.
-pub(crate) enum Command {
-    Call { request: RequestId, call: Call, reply: oneshot::Sender<Result<Reply, Error>> },
+/// Where a session's outputs for the application go. It is called on the driver's task and must not wait.
+pub trait Host: Send + 'static {
+    /// Something happened.
+    fn event(&mut self, event: Event);
+    /// A call is complete.
+    fn complete(&mut self, request: RequestId, result: Result<Reply, Error>);
+    /// A turn is over: all that was ready has been handed over.
+    fn flush(&mut self);
+    /// What has become of messages since it was last asked. It is asked after [`Handle::poke`].
+    fn dispatched(&mut self) -> Option<Dispatched>;
+    /// Whether it takes more messages. While it does not, nothing is read, so that TCP slows the broker down. It is asked
+    /// after [`Handle::poke`].
+    fn has_room(&self) -> bool;
+}
+
+enum Command {
+    Call(RequestId, Call),
     Cancel(RequestId),
     Hint(Hint),
-    Listen { topic: Topic, listener: Listener },
-    Leave { topic: Topic, listener: u64 },
-    Done { delivery: u64 },
+    Poke,
 }
 
-/// Somebody who reads a topic's messages. The queue is bounded by the session, which hands out no more than
-/// `receive_buffer` messages that are not reported.
-pub(crate) struct Listener {
-    pub(crate) number: u64,
-    pub(crate) queue: mpsc::UnboundedSender<Result<Delivered, Error>>,
-    /// Set when the client is closed: what is still queued is not handed over.
-    pub(crate) ended: Arc<AtomicBool>,
+/// What handles and their driver share.
+#[derive(Default)]
+struct Shared {
+    next: AtomicU64,
+    /// Calls that are not complete, those included that the driver has not read.
+    open: AtomicUsize,
+    poked: AtomicBool,
+    stats: Mutex<Stats>,
 }
 
-/// A message on its way to its reader; the last copy that goes reports it.
-pub(crate) struct Delivered {
-    pub(crate) message: Message,
-    pub(crate) report: Arc<Report>,
+/// Tells a driver what its client wants. Clones share it; when the last one is dropped, the driver disconnects and ends.
+#[derive(Clone)]
+pub struct Handle {
+    commands: mpsc::UnboundedSender<Command>,
+    shared: Arc<Shared>,
 }
 
-/// Reports a message as dispatched when it is dropped.
-pub(crate) struct Report {
-    delivery: u64,
-    awaited: bool,
-    commands: mpsc::WeakUnboundedSender<Command>,
-}
-
-impl Report {
-    /// Whether the reader is to keep it until it has handled the message.
-    pub(crate) fn is_awaited(&self) -> bool {
-        self.awaited
+impl Handle {
+    /// A number for a call. Numbers count up from 1.
+    pub fn number(&self) -> RequestId {
+        RequestId(self.shared.next.fetch_add(1, Ordering::Relaxed) + 1)
     }
-}
 
-impl Drop for Report {
-    fn drop(&mut self) {
-        if let Some(commands) = self.commands.upgrade() {
-            let _ = commands.send(Command::Done { delivery: self.delivery }); // a driver that has ended needs no report
+    /// Asks for something under a number of [`Handle::number`]; the host is told when it is complete. Of calls that are not
+    /// complete there are at most [`MAX_OPEN_CALLS`]: one more fails here with `queue_full`, but for those that end the client.
+    pub fn call(&self, request: RequestId, call: Call) -> Result<(), Error> {
+        let ends = matches!(call, Call::Disconnect | Call::Close { .. });
+        if self.shared.open.fetch_add(1, Ordering::Relaxed) >= MAX_OPEN_CALLS && !ends {
+            self.shared.open.fetch_sub(1, Ordering::Relaxed);
+            return Err(Error::queue("queue_full", None));
         }
+        self.commands.send(Command::Call(request, call)).map_err(|_| Error::closed())
+    }
+
+    /// The caller of this no longer waits: what can be withdrawn is.
+    pub fn cancel(&self, request: RequestId) {
+        self.send(Command::Cancel(request));
+    }
+
+    /// What the platform knows of network and sleep.
+    pub fn hint(&self, hint: Hint) {
+        self.send(Command::Hint(hint));
+    }
+
+    /// The host has something to tell about messages, or has room again.
+    pub fn poke(&self) {
+        if !self.shared.poked.swap(true, Ordering::AcqRel) {
+            self.send(Command::Poke);
+        }
+    }
+
+    /// What counts, as of the driver's last turn.
+    pub fn stats(&self) -> Stats {
+        *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn send(&self, command: Command) {
+        let _ = self.commands.send(command); // a driver that has ended has nothing left to do
     }
 }
 
@@ -117,66 +152,52 @@ enum Input {
 }
 
 /// One client's I/O. See the [module](self).
-pub(crate) struct Driver {
+struct Driver<H> {
     session: Session,
     clock: Clock,
     transport: Box<dyn Transport>,
     provider: Option<TokenProvider>,
+    host: H,
     commands: mpsc::UnboundedReceiver<Command>,
-    sender: mpsc::WeakUnboundedSender<Command>,
-    calls: HashMap<RequestId, oneshot::Sender<Result<Reply, Error>>>,
-    listeners: HashMap<Topic, Vec<Listener>>,
-    after_handler: bool,
-    events: broadcast::Sender<Event>,
-    state: watch::Sender<State>,
+    shared: Arc<Shared>,
     wire: Wire,
     fetching: Option<(u64, TokenFuture)>,
-    deadline: Option<Pin<Box<Sleep>>>,
+    alarm: Alarm,
     endings: Vec<Ending>,
-    next_request: u64,
+    /// Inputs since the turn began.
+    taken: u32,
 }
 
-/// What a handle needs of its driver.
-pub(crate) struct Ends {
-    pub(crate) commands: mpsc::UnboundedSender<Command>,
-    pub(crate) events: broadcast::Sender<Event>,
-    pub(crate) state: watch::Receiver<State>,
+/// A client over this transport: the handle to it, and the future that drives it, which must run on tokio and ends when the last
+/// handle is gone.
+pub fn drive<H: Host>(
+    options: Options,
+    transport: Box<dyn Transport>,
+    provider: Option<TokenProvider>,
+    host: H,
+) -> (Handle, impl Future<Output = ()> + Send + 'static) {
+    let (sender, commands) = mpsc::unbounded_channel();
+    let shared = Arc::new(Shared::default());
+    let handle = Handle { commands: sender, shared: Arc::clone(&shared) };
+    let driver = move || Driver {
+        session: Session::new(options, runtime::seed()),
+        clock: Clock::start(),
+        transport,
+        provider,
+        host,
+        commands,
+        shared,
+        wire: Wire::None,
+        fetching: None,
+        alarm: Alarm::default(),
+        endings: Vec::new(),
+        taken: 0,
+    };
+    (handle, async move { driver().run().await })
 }
 
-impl Driver {
-    pub(crate) fn new(
-        session: Session,
-        transport: Box<dyn Transport>,
-        provider: Option<TokenProvider>,
-        after_handler: bool,
-    ) -> (Self, Ends) {
-        let (sender, commands) = mpsc::unbounded_channel();
-        let (events, _) = broadcast::channel(EVENT_BACKLOG);
-        let (state, states) = watch::channel(State::Idle);
-        let driver = Self {
-            session,
-            clock: Clock::start(),
-            transport,
-            provider,
-            commands,
-            sender: sender.downgrade(),
-            calls: HashMap::new(),
-            listeners: HashMap::new(),
-            after_handler,
-            events: events.clone(),
-            state,
-            wire: Wire::None,
-            fetching: None,
-            deadline: None,
-            endings: Vec::new(),
-            // Handles count from 1; the driver's own calls from far above.
-            next_request: 1 << 63,
-        };
-        (driver, Ends { commands: sender, events, state: states })
-    }
-
-    /// Runs until the last handle is gone and the connection is closed.
-    pub(crate) async fn run(mut self) {
+impl<H: Host> Driver<H> {
+    async fn run(mut self) {
         loop {
             self.perform();
             match poll_fn(|cx| self.poll_input(cx)).await {
@@ -185,8 +206,9 @@ impl Driver {
             }
         }
         // The last handle is gone: that disconnects (client-api 20).
-        self.own_call(Call::Disconnect);
+        self.session.call(self.clock.now(), RequestId(u64::MAX), Call::Disconnect);
         self.perform();
+        self.host.flush();
         for ending in std::mem::take(&mut self.endings) {
             ending.await;
         }
@@ -218,58 +240,18 @@ impl Driver {
                 });
                 self.session.token(now, call, token);
             }
-            Input::Deadline => {
-                self.deadline = None;
-                self.session.wake(now);
+            Input::Deadline => self.session.wake(now),
+            Input::Command(Some(Command::Call(request, call))) => self.session.call(now, request, call),
+            Input::Command(Some(Command::Cancel(request))) => self.session.cancel(now, request),
+            Input::Command(Some(Command::Hint(hint))) => self.session.hint(now, hint),
+            Input::Command(Some(Command::Poke)) => {
+                self.shared.poked.store(false, Ordering::Release);
+                if let Some(report) = self.host.dispatched() {
+                    self.session.dispatched(now, report);
+                }
             }
-            Input::Command(Some(command)) => self.command(now, command),
             Input::Command(None) => {}
         }
-    }
-
-    fn command(&mut self, now: Duration, command: Command) {
-        match command {
-            Command::Call { request, call, reply } => {
-                self.calls.insert(request, reply);
-                self.session.call(now, request, call);
-            }
-            Command::Cancel(request) => self.session.cancel(now, request),
-            Command::Hint(hint) => self.session.hint(now, hint),
-            Command::Listen { topic, listener } => self.listeners.entry(topic).or_default().push(listener),
-            Command::Leave { topic, listener } => {
-                let Some(queues) = self.listeners.get_mut(&topic) else { return };
-                queues.retain(|queue| queue.number != listener);
-                if queues.is_empty() {
-                    self.listeners.remove(&topic);
-                    self.own_call(Call::Unsubscribe { topic: topic.to_string() });
-                }
-            }
-            Command::Done { delivery } => {
-                // All that were read by now go in one acknowledgement.
-                let mut finished = vec![(delivery, true)];
-                let mut others = None;
-                while let Ok(command) = self.commands.try_recv() {
-                    match command {
-                        Command::Done { delivery } => finished.push((delivery, true)),
-                        other => {
-                            others = Some(other);
-                            break;
-                        }
-                    }
-                }
-                self.session.dispatched(now, Dispatched::Finished(finished));
-                if let Some(other) = others {
-                    self.perform();
-                    self.command(now, other);
-                }
-            }
-        }
-    }
-
-    /// A call that nobody waits for.
-    fn own_call(&mut self, call: Call) {
-        self.next_request += 1;
-        self.session.call(self.clock.now(), RequestId(self.next_request), call);
     }
 
     /// Carries out what the session wants, in order.
@@ -297,59 +279,43 @@ impl Driver {
                         self.fetching = Some((call, provider(reason)));
                     }
                 }
-                Output::WakeAt(at) => self.deadline = at.map(|at| self.clock.timer(at)),
-                Output::Event(Event::Message(message)) => self.deliver(&message),
-                Output::Event(event) => self.tell(event),
+                Output::WakeAt(at) => self.alarm.set(at),
+                Output::Event(event) => {
+                    log(&event);
+                    self.host.event(event);
+                }
                 Output::Complete { request, result } => {
-                    if let Some(reply) = self.calls.remove(&request) {
-                        let _ = reply.send(result); // whoever asked may have gone
-                    }
+                    self.shared.open.fetch_sub(1, Ordering::Relaxed);
+                    self.host.complete(request, result);
                 }
             }
         }
     }
 
-    fn deliver(&mut self, message: &Message) {
-        let (delivery, awaited) = (message.delivery, self.after_handler);
-        let report = Arc::new(Report { delivery, awaited, commands: self.sender.clone() });
-        for listener in self.listeners.get(&message.topic).into_iter().flatten() {
-            let delivered = Delivered { message: message.clone(), report: report.clone() };
-            let _ = listener.queue.send(Ok(delivered)); // it may have gone
-        }
-    }
-
-    fn tell(&mut self, event: Event) {
-        match &event {
-            Event::State { from, to, reason, .. } => {
-                tracing::debug!(target: "nolag", ?from, ?to, reason, "state");
-                self.state.send_replace(to.clone());
-                if *to == State::Closed {
-                    for listener in self.listeners.drain().flat_map(|(_, listeners)| listeners) {
-                        listener.ended.store(true, Ordering::Release);
-                    }
-                }
-            }
-            Event::Failed(error) => {
-                for listener in self.listeners.drain().flat_map(|(_, listeners)| listeners) {
-                    let _ = listener.queue.send(Err(error.clone()));
-                }
-            }
-            Event::Error(error) if error.server_code() == nolag_protocol::codes::ACCESS_REVOKED.code => {
-                let revoked = error.topic().and_then(|topic| self.listeners.remove(topic));
-                for listener in revoked.into_iter().flatten() {
-                    let _ = listener.queue.send(Err(error.clone()));
-                }
-            }
-            Event::Error(error) => tracing::warn!(target: "nolag", code = error.code(), %error, "error"),
-            Event::Warning(warning) => tracing::warn!(target: "nolag", ?warning, "warning"),
-            _ => {}
-        }
-        let _ = self.events.send(event); // nobody may be listening
-    }
-
-    /// What comes first; the transport before the clock, so that what has arrived counts before a deadline does.
+    /// The next input. When nothing is ready, or much has been taken, the turn ends first: what has gathered is written and
+    /// handed over.
     fn poll_input(&mut self, cx: &mut Context<'_>) -> Poll<Input> {
-        self.endings.retain_mut(|ending| ending.as_mut().poll(cx).is_pending());
+        let more = self.taken >= MAX_TURN;
+        if !more && let Poll::Ready(input) = self.poll_ready(cx) {
+            self.taken += 1;
+            return Poll::Ready(input);
+        }
+        self.taken = 0;
+        *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner) = self.session.stats();
+        self.host.flush();
+        let failed = self.write(cx);
+        if more || failed { self.poll_ready(cx) } else { Poll::Pending }
+    }
+
+    /// What is ready; the transport before the clock, so that what has arrived counts before a deadline does. A turn begins with
+    /// what the handles ask, which a busy transport would hold up.
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Input> {
+        if self.taken == 0 {
+            self.endings.retain_mut(|ending| ending.as_mut().poll(cx).is_pending());
+            if let Poll::Ready(input) = self.poll_command(cx) {
+                return Poll::Ready(input);
+            }
+        }
         match &mut self.wire {
             Wire::None => {}
             Wire::Opening(id, opening) => {
@@ -357,14 +323,9 @@ impl Driver {
                     return Poll::Ready(Input::Opened(*id, result));
                 }
             }
-            Wire::Open { id, link, out, out_bytes, broken } => {
-                if broken.is_none()
-                    && let Poll::Ready(Err(message)) = write(link.as_mut(), out, cx)
-                {
-                    *broken = Some(message);
-                }
-                *out_bytes = out.iter().map(Bytes::len).sum();
+            Wire::Open { id, link, broken, .. } => {
                 if self.session.wants_input()
+                    && self.host.has_room()
                     && let Poll::Ready(received) = link.poll_read(cx)
                 {
                     return Poll::Ready(Input::Received(*id, received));
@@ -379,16 +340,39 @@ impl Driver {
         {
             return Poll::Ready(Input::Token(*call, token));
         }
-        if let Some(deadline) = &mut self.deadline
-            && deadline.as_mut().poll(cx).is_ready()
-        {
+        if self.alarm.poll(self.clock, cx).is_ready() {
             return Poll::Ready(Input::Deadline);
         }
+        self.poll_command(cx)
+    }
+
+    fn poll_command(&mut self, cx: &mut Context<'_>) -> Poll<Input> {
         let congested = matches!(&self.wire, Wire::Open { out_bytes, .. } if *out_bytes > MAX_WRITE_BYTES);
         if congested {
             return Poll::Pending; // the transport wakes us when it has room
         }
         self.commands.poll_recv(cx).map(Input::Command)
+    }
+
+    /// Writes what has gathered; whether that failed.
+    fn write(&mut self, cx: &mut Context<'_>) -> bool {
+        let Wire::Open { link, out, out_bytes, broken: broken @ None, .. } = &mut self.wire else { return false };
+        if let Poll::Ready(Err(message)) = write(link.as_mut(), out, cx) {
+            *broken = Some(message);
+        }
+        *out_bytes = out.iter().map(Bytes::len).sum();
+        broken.is_some()
+    }
+}
+
+fn log(event: &Event) {
+    match event {
+        Event::State { from, to, reason, .. } => {
+            tracing::debug!(target: "nolag", ?from, ?to, reason, "state");
+        }
+        Event::Error(error) => tracing::warn!(target: "nolag", code = error.code(), %error, "error"),
+        Event::Warning(warning) => tracing::warn!(target: "nolag", ?warning, "warning"),
+        _ => {}
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::time::{Instant, Sleep};
@@ -23,10 +24,45 @@ impl Clock {
     pub(crate) fn now(self) -> Duration {
         self.0.elapsed()
     }
+}
 
-    /// A timer for a time of this clock.
-    pub(crate) fn timer(self, at: Duration) -> Pin<Box<Sleep>> {
-        Box::pin(tokio::time::sleep_until(self.0 + at))
+/// Rings at a time of a clock. To put it off is free: the timer below is moved when it rings, not before.
+#[derive(Default)]
+pub(crate) struct Alarm {
+    at: Option<Duration>,
+    timer: Option<(Duration, Pin<Box<Sleep>>)>,
+}
+
+impl Alarm {
+    /// Rings once at this time instead, or never.
+    pub(crate) fn set(&mut self, at: Option<Duration>) {
+        self.at = at;
+    }
+
+    /// Whether it rings.
+    pub(crate) fn poll(&mut self, clock: Clock, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(at) = self.at else { return Poll::Pending };
+        loop {
+            match &mut self.timer {
+                Some((armed, timer)) if *armed <= at => {
+                    if timer.as_mut().poll(cx).is_pending() {
+                        return Poll::Pending;
+                    }
+                    if *armed == at {
+                        self.at = None;
+                        self.timer = None;
+                        return Poll::Ready(());
+                    }
+                    timer.as_mut().reset(clock.0 + at);
+                    *armed = at;
+                }
+                Some((armed, timer)) => {
+                    timer.as_mut().reset(clock.0 + at);
+                    *armed = at;
+                }
+                None => self.timer = Some((at, Box::pin(tokio::time::sleep_until(clock.0 + at)))),
+            }
+        }
     }
 }
 

@@ -1,0 +1,272 @@
+//! Where the driver leaves what the application fetches: answers to calls, and the messages of subscriptions.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+
+use tokio::sync::{broadcast, oneshot, watch};
+
+use crate::driver::Host;
+use crate::error::Error;
+use crate::event::{Event, Message, State, Topic};
+use crate::session::{Dispatched, Reply, RequestId};
+
+/// How many messages a reader takes at a time.
+const HANDFUL: usize = 64;
+
+type Answer = Result<Reply, Error>;
+
+/// What the driver's task and the handles share.
+#[derive(Default)]
+pub(super) struct Desk {
+    calls: Mutex<HashMap<RequestId, oneshot::Sender<Answer>>>,
+    readers: Mutex<Readers>,
+    /// Messages that readers are done with, and whether they succeeded.
+    finished: Mutex<Vec<(u64, bool)>>,
+    /// Readers whose queue is full.
+    full: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Readers {
+    of_topic: HashMap<Topic, Vec<Reader>>,
+    /// What those have not fetched whose subscription is over.
+    ended: HashMap<RequestId, (VecDeque<Entry>, Option<Error>)>,
+}
+
+/// A message on its way to one of its readers.
+pub(super) type Entry = (Message, Ticket);
+
+/// What a reader gives back when it is done with a message.
+pub(super) struct Ticket {
+    delivery: u64,
+    /// How many readers are not done with it; absent where there is one.
+    readers: Option<Arc<AtomicUsize>>,
+}
+
+/// A subscription's queue.
+struct Reader {
+    number: RequestId,
+    /// The most messages that wait for it.
+    buffer: usize,
+    queue: VecDeque<Entry>,
+    /// How many it fetched last.
+    held: usize,
+    full: bool,
+    waker: Option<Waker>,
+    closed: Arc<AtomicBool>,
+}
+
+/// What a reader finds.
+pub(super) enum Fetched {
+    /// Nothing yet; it is woken.
+    Nothing,
+    /// Messages. The driver may have been waiting for their places.
+    Messages { messages: VecDeque<Entry>, has_room: bool },
+    /// The last ones, and why there are no more if that is an error.
+    Last(VecDeque<Entry>, Option<Error>),
+}
+
+impl Desk {
+    /// Somebody waits for a call's answer.
+    pub(super) fn expect(&self, request: RequestId) -> oneshot::Receiver<Answer> {
+        let (reply, answer) = oneshot::channel();
+        lock(&self.calls).insert(request, reply);
+        answer
+    }
+
+    /// Nobody waits for it any more.
+    pub(super) fn forget(&self, request: RequestId) {
+        lock(&self.calls).remove(&request);
+    }
+
+    /// Somebody reads a topic's messages from now on, of which `buffer` may wait. What is returned becomes true when the client
+    /// is closed: then nothing that waits is handed over (client-api 12.4).
+    pub(super) fn enter(&self, topic: Topic, number: RequestId, buffer: usize) -> Arc<AtomicBool> {
+        let closed = Arc::<AtomicBool>::default();
+        let reader = Reader {
+            number,
+            buffer,
+            queue: VecDeque::new(),
+            held: 0,
+            full: false,
+            waker: None,
+            closed: Arc::clone(&closed),
+        };
+        lock(&self.readers).of_topic.entry(topic).or_default().push(reader);
+        closed
+    }
+
+    /// What there is for a reader that has used up what it fetched before.
+    pub(super) fn fetch(&self, topic: &Topic, number: RequestId, waker: &Waker) -> Fetched {
+        let mut readers = lock(&self.readers);
+        let found = readers.of_topic.get_mut(topic).into_iter().flatten().find(|reader| reader.number == number);
+        let Some(reader) = found else {
+            let (messages, error) = readers.ended.remove(&number).unwrap_or_default();
+            return Fetched::Last(messages, error);
+        };
+        let rest = reader.queue.split_off(reader.queue.len().min(HANDFUL));
+        let messages = std::mem::replace(&mut reader.queue, rest);
+        reader.held = messages.len();
+        let has_room = reader.full && reader.queue.len() + reader.held < reader.buffer;
+        if has_room {
+            reader.full = false;
+            self.full.fetch_sub(1, Ordering::Release);
+        }
+        if messages.is_empty() {
+            reader.waker = Some(waker.clone());
+            return Fetched::Nothing;
+        }
+        Fetched::Messages { messages, has_room }
+    }
+
+    /// A reader reads no more; tells whether the topic has lost its last one by that.
+    pub(super) fn leave(&self, topic: &Topic, number: RequestId) -> bool {
+        let mut readers = lock(&self.readers);
+        readers.ended.remove(&number);
+        let Some(of_topic) = readers.of_topic.get_mut(topic) else { return false };
+        let Some(index) = of_topic.iter().position(|reader| reader.number == number) else { return false };
+        let reader = of_topic.remove(index);
+        let was_last = of_topic.is_empty();
+        if was_last {
+            readers.of_topic.remove(topic);
+        }
+        drop(readers);
+        if reader.full {
+            self.full.fetch_sub(1, Ordering::Release);
+        }
+        for (_, ticket) in &reader.queue {
+            self.finish(ticket, true);
+        }
+        was_last
+    }
+
+    /// A reader is done with a message.
+    pub(super) fn finish(&self, ticket: &Ticket, succeeded: bool) {
+        if ticket.readers.as_ref().is_none_or(|readers| readers.fetch_sub(1, Ordering::AcqRel) == 1) {
+            lock(&self.finished).push((ticket.delivery, succeeded));
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner) // nothing under these locks can panic halfway
+}
+
+/// The driver's side of the desk.
+pub(super) struct Clerk {
+    desk: Arc<Desk>,
+    events: broadcast::Sender<Event>,
+    state: watch::Sender<State>,
+    /// Of readers that have something to fetch.
+    wakers: Vec<Waker>,
+}
+
+impl Clerk {
+    pub(super) fn new(desk: Arc<Desk>, events: broadcast::Sender<Event>, state: watch::Sender<State>) -> Self {
+        Self { desk, events, state, wakers: Vec::new() }
+    }
+
+    fn deliver(&mut self, message: Message) {
+        let mut readers = lock(&self.desk.readers);
+        let Some(of_topic) = readers.of_topic.get_mut(&message.topic) else {
+            lock(&self.desk.finished).push((message.delivery, true)); // nobody reads this topic
+            return;
+        };
+        let delivery = message.delivery;
+        let mut push = |reader: &mut Reader, message: Message, readers: Option<Arc<AtomicUsize>>| {
+            reader.queue.push_back((message, Ticket { delivery, readers }));
+            if !reader.full && reader.queue.len() + reader.held >= reader.buffer {
+                reader.full = true;
+                self.desk.full.fetch_add(1, Ordering::Release);
+            }
+            self.wakers.extend(reader.waker.take());
+        };
+        if let [reader] = of_topic.as_mut_slice() {
+            push(reader, message, None);
+            return;
+        }
+        let count = Arc::new(AtomicUsize::new(of_topic.len()));
+        for reader in of_topic {
+            push(reader, message.clone(), Some(Arc::clone(&count)));
+        }
+    }
+
+    /// Ends the readers of one topic, or all: what they have not fetched is fetched before the error, and not at all without one.
+    fn end(&mut self, topic: Option<&str>, error: Option<&Error>) {
+        let mut readers = lock(&self.desk.readers);
+        let over: Vec<Reader> = match topic {
+            Some(topic) => readers.of_topic.remove(topic).unwrap_or_default(),
+            None => readers.of_topic.drain().flat_map(|(_, readers)| readers).collect(),
+        };
+        if topic.is_none() && error.is_none() {
+            readers.ended.clear();
+        }
+        for reader in over {
+            if reader.full {
+                self.desk.full.fetch_sub(1, Ordering::Release);
+            }
+            self.wakers.extend(reader.waker);
+            match error {
+                Some(error) => {
+                    readers.ended.insert(reader.number, (reader.queue, Some(error.clone())));
+                }
+                None => reader.closed.store(true, Ordering::Release),
+            }
+        }
+    }
+}
+
+impl Drop for Clerk {
+    /// However the driver ends, nobody waits for ever.
+    fn drop(&mut self) {
+        lock(&self.desk.calls).clear();
+        self.end(None, None);
+        self.flush();
+    }
+}
+
+impl Host for Clerk {
+    fn event(&mut self, event: Event) {
+        match event {
+            Event::Message(message) => return self.deliver(message),
+            Event::State { ref to, .. } => {
+                self.state.send_replace(to.clone());
+                if *to == State::Closed {
+                    self.end(None, None);
+                }
+            }
+            Event::Failed(ref error) => self.end(None, Some(error)),
+            Event::Error(ref error) if error.server_code() == nolag_protocol::codes::ACCESS_REVOKED.code => {
+                if let Some(topic) = error.topic() {
+                    self.end(Some(topic), Some(error));
+                }
+            }
+            _ => {}
+        }
+        let _ = self.events.send(event); // nobody may be listening
+    }
+
+    fn complete(&mut self, request: RequestId, result: Answer) {
+        let waiting = lock(&self.desk.calls).remove(&request);
+        if let Some(reply) = waiting {
+            let _ = reply.send(result); // whoever asked may have gone
+        }
+    }
+
+    fn flush(&mut self) {
+        for waker in self.wakers.drain(..) {
+            waker.wake();
+        }
+    }
+
+    fn dispatched(&mut self) -> Option<Dispatched> {
+        let finished = std::mem::take(&mut *lock(&self.desk.finished));
+        (!finished.is_empty()).then_some(Dispatched::Finished(finished))
+    }
+
+    fn has_room(&self) -> bool {
+        self.desk.full.load(Ordering::Acquire) == 0
+    }
+}
