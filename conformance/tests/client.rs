@@ -336,8 +336,8 @@ async fn a_token_provider() {
     let server = Server::start().await;
     let asked = Arc::new(std::sync::Mutex::new(Vec::new()));
     let log = asked.clone();
-    let source = TokenSource::provider(move |reason| {
-        log.lock().unwrap().push(reason);
+    let source = TokenSource::provider(move |request| {
+        log.lock().unwrap().push(request.reason);
         async { Ok(Token { secret: Secret::new("dev-token-bob"), expires_in: None }) }
     });
     let client = Client::builder(source).url(format!("ws://{}", server.address)).build().unwrap();

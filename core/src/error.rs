@@ -148,6 +148,8 @@ pub struct ServerError {
     pub msg_ref: Option<String>,
     /// The limit that a payload was over, in bytes.
     pub max_size_bytes: Option<u64>,
+    /// The client said so itself, as the broker would have, without asking it.
+    pub local: bool,
 }
 
 impl From<&ErrorReply<'_>> for ServerError {
@@ -163,6 +165,7 @@ impl From<&ErrorReply<'_>> for ServerError {
             detail: owned(frame.detail),
             msg_ref: owned(frame.msg_ref),
             max_size_bytes: frame.max_size_bytes,
+            local: false,
         }
     }
 }
@@ -180,6 +183,7 @@ impl Error {
             detail: Some(detail.to_string()),
             msg_ref: None,
             max_size_bytes: None,
+            local: true,
         }))
     }
 

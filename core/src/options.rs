@@ -232,6 +232,8 @@ impl Default for Dedupe {
 /// A group of subscribers each message goes to one of (wire protocol 16).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Group {
+    /// None: every message, whatever the client's default is.
+    Nobody,
     /// The group of the actor's own name.
     OfActor,
     /// A group by name.

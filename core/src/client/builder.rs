@@ -12,7 +12,7 @@ use crate::driver::{TokenFuture, TokenProvider, Transport, drive, runtime};
 use crate::error::Error;
 use crate::event::State;
 use crate::options::{AckMode, Credentials, Options, Secret};
-use crate::session::{Token, TokenFailure, TokenReason};
+use crate::session::{Token, TokenFailure, TokenRequest};
 
 /// How many events a reader may fall behind before it misses the oldest.
 const EVENT_BACKLOG: usize = 1_024;
@@ -41,10 +41,10 @@ impl TokenSource {
     /// A provider from an async function.
     pub fn provider<F, R>(fetch: F) -> Self
     where
-        F: Fn(TokenReason) -> R + Send + Sync + 'static,
+        F: Fn(TokenRequest) -> R + Send + Sync + 'static,
         R: Future<Output = Result<Token, TokenFailure>> + Send + 'static,
     {
-        Self::Provider(Arc::new(move |reason| Box::pin(fetch(reason)) as TokenFuture))
+        Self::Provider(Arc::new(move |request| Box::pin(fetch(request)) as TokenFuture))
     }
 }
 

@@ -26,7 +26,7 @@ pub use transport::{Link, OpenFailure, Opening, Outgoing, Received, Transport};
 use crate::event::Event;
 use crate::session::{
     Call, Dispatched, Hint, LinkId, MAX_OPEN_CALLS, Output, Reply, RequestId, Session, Stats, Token,
-    TokenFailure, TokenReason, Transport as Happening,
+    TokenFailure, TokenRequest, Transport as Happening,
 };
 use crate::{Error, Options};
 use runtime::{Alarm, Clock};
@@ -41,7 +41,7 @@ const LINGER: Duration = Duration::from_secs(2);
 /// Fetches a token.
 pub type TokenFuture = Pin<Box<dyn Future<Output = Result<Token, TokenFailure>> + Send>>;
 /// Asked for a token before every connection (client-api 11).
-pub type TokenProvider = Arc<dyn Fn(TokenReason) -> TokenFuture + Send + Sync>;
+pub type TokenProvider = Arc<dyn Fn(TokenRequest) -> TokenFuture + Send + Sync>;
 
 /// Where a session's outputs for the application go. It is called on the driver's task and must not wait.
 pub trait Host: Send + 'static {
@@ -274,9 +274,9 @@ impl<H: Host> Driver<H> {
                         self.endings.push(Box::pin(part(link, out, code, reason)));
                     }
                 }
-                Output::NeedToken { call, reason, .. } => {
+                Output::NeedToken { call, request } => {
                     if let Some(provider) = &self.provider {
-                        self.fetching = Some((call, provider(reason)));
+                        self.fetching = Some((call, provider(request)));
                     }
                 }
                 Output::WakeAt(at) => self.alarm.set(at),
@@ -356,7 +356,9 @@ impl<H: Host> Driver<H> {
 
     /// Writes what has gathered; whether that failed.
     fn write(&mut self, cx: &mut Context<'_>) -> bool {
-        let Wire::Open { link, out, out_bytes, broken: broken @ None, .. } = &mut self.wire else { return false };
+        let Wire::Open { link, out, out_bytes, broken: broken @ None, .. } = &mut self.wire else {
+            return false;
+        };
         if let Poll::Ready(Err(message)) = write(link.as_mut(), out, cx) {
             *broken = Some(message);
         }

@@ -148,7 +148,8 @@ impl Session {
         let invalid = |fault: topic::TopicError| Error::refused(&codes::INVALID_TOPIC, pattern, fault);
         topic::check_subscribe(pattern).map_err(invalid)?;
         check_filters(pattern, &options.filters)?;
-        let group = options.group.or_else(|| self.options.group.clone());
+        let group =
+            options.group.or_else(|| self.options.group.clone()).filter(|group| *group != Group::Nobody);
         if let Some(Group::Named(name)) = &group {
             let invalid = |fault: topic::TopicError| Error::refused(&codes::INVALID_MESSAGE, pattern, fault);
             topic::check_group(name).map_err(invalid)?;

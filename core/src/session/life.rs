@@ -8,7 +8,7 @@ use nolag_protocol::frame::{Auth, AuthReply, Lenient, Reauth, Version};
 
 use super::connection::{Closing, Heart, Next, Phase, Renewal, SUSPENDED_AT_MOST, Up};
 use super::requests::{Kind, ListFor};
-use super::{LinkId, Output, RequestId, Session, Token, TokenFailure, TokenReason};
+use super::{LinkId, Output, RequestId, Session, Token, TokenFailure, TokenReason, TokenRequest};
 use crate::error::{ConnectionCode, Ended, Error};
 use crate::event::{Event, Gap, Ready};
 use crate::options::{Credentials, InitialConnect, Secret};
@@ -123,7 +123,7 @@ impl Session {
     pub(super) fn need_token(&mut self, call: u64, reason: TokenReason) {
         let attempt = self.connection.tries.max(1);
         let last_error = self.connection.last_error.clone();
-        self.fx.push(Output::NeedToken { call, reason, attempt, last_error });
+        self.fx.push(Output::NeedToken { call, request: TokenRequest { reason, attempt, last_error } });
     }
 
     /// The token provider's answer to [`Output::NeedToken`]; one to an earlier call is of no account.

@@ -215,6 +215,17 @@ pub enum TokenReason {
     Rejected,
 }
 
+/// What a token is asked for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenRequest {
+    /// Why.
+    pub reason: TokenReason,
+    /// The attempt it is for, from 1.
+    pub attempt: u32,
+    /// What failed last.
+    pub last_error: Option<Error>,
+}
+
 /// Why a provider gave no token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenFailure {
@@ -270,11 +281,7 @@ pub enum Output {
         /// Given back with the token.
         call: u64,
         /// Why.
-        reason: TokenReason,
-        /// The attempt it is for, from 1.
-        attempt: u32,
-        /// What failed last.
-        last_error: Option<Error>,
+        request: TokenRequest,
     },
     /// Wake the session at this time; it replaces an earlier one. `None`: never.
     WakeAt(Option<Duration>),

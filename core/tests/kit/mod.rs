@@ -108,7 +108,9 @@ impl Rig {
                     assert_eq!(self.link.take(), Some(link), "closed a transport that is not open");
                     self.closed.push((code, reason, abort));
                 }
-                Output::NeedToken { call, reason, .. } => self.token_calls.push((call, reason, self.now)),
+                Output::NeedToken { call, request } => {
+                    self.token_calls.push((call, request.reason, self.now))
+                }
                 Output::WakeAt(at) => self.wake = at,
                 Output::Event(event) => self.events.push_back(event),
                 Output::Complete { request, result } => {

@@ -1,0 +1,142 @@
+"""Options as users give them, for the native client."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from nolag.errors import ConfigError
+from nolag.types import (
+    BackoffOptions,
+    DedupeOptions,
+    EmitOptions,
+    NoLagOptions,
+    OfflineQueueOptions,
+    SubscribeOptions,
+    TlsOptions,
+    Token,
+)
+
+_T = TypeVar("_T")
+
+#: Options that the native client takes by the same name.
+_SAME = (
+    "reconnect",
+    "max_reconnect_attempts",
+    "heartbeat_interval",
+    "qos",
+    "initial_connect",
+    "connect_timeout",
+    "auth_timeout",
+    "ack_timeout",
+    "presence_timeout",
+    "heartbeat_timeout",
+    "ack_mode",
+    "ack_batch_interval",
+    "max_in_flight",
+    "max_message_size",
+    "receive_buffer",
+    "token_refresh_margin",
+)
+
+
+def make(kind: type[_T], given: Any, what: str) -> _T:
+    """Give options as their class; a mapping with an unknown key is refused."""
+    if given is None:
+        return kind()
+    if isinstance(given, kind):
+        return given
+    if not isinstance(given, Mapping):
+        message = f"{what}: {kind.__name__} or a mapping is expected, not {type(given).__name__}"
+        raise ConfigError(message)
+    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    for name in given:
+        if name not in names:
+            message = f"{what}: there is no option {name!r}; there are {', '.join(names)}"
+            raise ConfigError(message)
+    return kind(**given)
+
+
+def merge(options: Any, by_keyword: Mapping[str, Any]) -> NoLagOptions:
+    """Give a client's options; those by keyword count before the others."""
+    made = make(NoLagOptions, options, "options")
+    if not by_keyword:
+        return made
+    make(NoLagOptions, by_keyword, "options")  # refuses unknown names
+    return dataclasses.replace(made, **by_keyword)
+
+
+def native(options: NoLagOptions) -> dict[str, Any]:
+    """Give all settings of a client but URL and token."""
+    settings = {name: getattr(options, name) for name in _SAME}
+    for name in ("project_id", "client_id"):
+        if getattr(options, name) is not None:
+            settings[name] = getattr(options, name)
+    if options.load_balance:
+        settings["group"] = options.load_balance_group or True
+    for name, kind in (
+        ("backoff", BackoffOptions),
+        ("offline_queue", OfflineQueueOptions),
+        ("dedupe", DedupeOptions),
+    ):
+        for part, value in vars(make(kind, getattr(options, name), name)).items():
+            if value is not None:
+                settings[f"{name}.{part}"] = value
+    if options.reconnect_interval is not None:
+        settings["backoff.base"] = options.reconnect_interval
+    return settings
+
+
+def ca(given: Any) -> bytes | None:
+    """Give the certificates to trust beside the bundled ones."""
+    if given is None:
+        return None
+    certificates = make(TlsOptions, given, "tls").ca
+    return certificates.encode() if isinstance(certificates, str) else certificates
+
+
+def subscribe(given: SubscribeOptions | Mapping[str, Any] | None) -> dict[str, Any]:
+    """Give what a subscribe takes."""
+    if given is None:
+        return {}
+    options = make(SubscribeOptions, given, "subscribe")
+    group = options.load_balance
+    if options.load_balance_group and group is not False:
+        group = options.load_balance_group  # type: ignore[assignment]
+    return {"qos": options.qos, "group": group, "filters": options.filters}
+
+
+def emit(given: EmitOptions | Mapping[str, Any] | None) -> dict[str, Any]:
+    """Give what a publish takes."""
+    return {} if given is None else vars(make(EmitOptions, given, "emit"))
+
+
+def token(given: Any) -> tuple[str, float | None]:
+    """Give a provider's token, and for how many seconds it is valid."""
+    if isinstance(given, str):
+        return given, None
+    made = given if isinstance(given, Token) else make(Token, given, "token provider")
+    if made.expires_at is None:
+        return made.text, None
+    return made.text, max(0.0, made.expires_at - time.time())
+
+
+def takes_request(provider: Callable[..., Any]) -> bool:
+    """Tell whether a token provider wants to know what the token is for."""
+    try:
+        inspect.signature(provider).bind(None)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def log_to_console() -> None:
+    """Show what the client logs."""
+    logger = logging.getLogger("nolag")
+    logger.setLevel(logging.DEBUG)
+    if not logger.handlers and not logging.getLogger().handlers:
+        logger.addHandler(logging.StreamHandler())

@@ -1,0 +1,179 @@
+"""What can go wrong, and what the caller can do about it.
+
+Every error derives from `NoLagError` and says by `code` what happened, whether the same call may succeed later
+(`retryable`), whether the client has given up (`fatal`), and whether a publish that failed may have reached the broker all
+the same (`outcome_unknown`).
+"""
+
+from __future__ import annotations
+
+import builtins
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class NoLagError(Exception):
+    """The base of all errors of this package."""
+
+    #: What happened, as a stable text. Of `NoLagServerError` it is the broker's number, as it always was.
+    code: Any = "error"
+    #: The same call may succeed later, unchanged.
+    retryable: bool = False
+    #: The client has given up, and goes on only when asked to connect again.
+    fatal: bool = False
+    #: A publish failed that may have reached the broker.
+    outcome_unknown: bool = False
+    #: The operation.
+    op: str | None = None
+    #: The topic, room or lobby.
+    topic: str | None = None
+    #: The broker's number of the error.
+    server_code: int | None = None
+    #: What the broker suggests, for people.
+    hint: str | None = None
+    #: The publish's reference.
+    msg_ref: str | None = None
+
+
+class ConfigError(NoLagError):
+    """A mistake in the program or its settings: `url_required`, `bad_url`, `bad_option` or `unsupported_runtime`."""
+
+    code = "bad_option"
+    fatal = True
+
+
+class NotConnectedError(NoLagError):
+    """The client was never connected, or is closed, or the message is not to be queued."""
+
+    code = "not_connected"
+    retryable = True
+
+    def __init__(self, message: str = "Not connected") -> None:
+        super().__init__(message)
+
+
+class ConnectionError(NoLagError, builtins.ConnectionError):  # noqa: A001 — the suite's name in every language
+    """The transport failed.
+
+    `dns`, `refused`, `tls`, `handshake_rejected`, `connect_timeout`, `lost`, `heartbeat_timeout` or `protocol_error`. The
+    client tries again by itself unless the error is fatal.
+    """
+
+
+class AuthError(NoLagError):
+    """The broker refused the token or the connection: `access_denied`, `token_expired`, …, or its own text."""
+
+
+class NoLagServerError(NoLagError):
+    """The broker refused one operation; the connection goes on.
+
+    `error` is the stable text, `code` and `server_code` the broker's number where there is one.
+    """
+
+    #: The stable text.
+    error: str
+    #: The limit that a payload was over, in bytes.
+    max_size_bytes: int | None = None
+    # The client said so itself, without asking the broker.
+    _local = False
+
+    def __init__(self, frame: Mapping[str, Any]) -> None:
+        """Take the fields of the broker's `error` frame."""
+        self.code = self.server_code = frame.get("code")
+        self.error = frame.get("error", "unknown_error")
+        self.topic = frame.get("topic")
+        self.hint = frame.get("hint")
+        self.msg_ref = frame.get("msgRef")
+        self.max_size_bytes = frame.get("maxSizeBytes")
+        parts = [self.error]
+        if self.code:
+            parts.append(f"({self.code})")
+        if self.topic:
+            parts.append(f"on '{self.topic}'")
+        if self.hint:
+            parts.append(f"— {self.hint}")
+        super().__init__(" ".join(parts))
+
+
+class TimeoutError(NoLagError, builtins.TimeoutError):  # noqa: A001 — the suite's name in every language
+    """No answer came in time: `ack_timeout`, `presence_timeout`, `lobby_timeout` or `flush_timeout`."""
+
+    retryable = True
+
+
+class QueueError(NoLagError):
+    """The queue of publishes could not keep a message: `queue_full`, `queue_expired` or `too_large`."""
+
+
+class NoLagEncodeError(NoLagError):
+    """A payload cannot be written as MessagePack: change the payload."""
+
+    code = "encode"
+
+    def __init__(self, op: str, topic: str | None, cause: BaseException | str) -> None:
+        """Say of which operation, and why."""
+        self.op = op
+        self.topic = topic
+        target = f" to '{topic}'" if topic else ""
+        super().__init__(
+            f"Cannot encode payload for {op}{target}: {cause}. A payload is made of None, bool, int, float, str, bytes, "
+            "datetime, and lists and dicts of these."
+        )
+
+
+class ClosedError(NoLagError):
+    """The client was closed (`closed`), gave up (`reconnect_exhausted`), or the call was withdrawn (`aborted`)."""
+
+    code = "closed"
+
+
+class HandlerError(NoLagError):
+    """A handler of the application failed; `__cause__` is what it raised."""
+
+    code = "handler"
+    #: The message that it failed on, where there is one.
+    msg_id: str | None = None
+
+
+#: The names of the other languages.
+ServerError = NoLagServerError
+EncodeError = NoLagEncodeError
+
+_CLASSES: dict[str, type[NoLagError]] = {
+    "config": ConfigError,
+    "not_connected": NotConnectedError,
+    "connection": ConnectionError,
+    "auth": AuthError,
+    "timeout": TimeoutError,
+    "queue": QueueError,
+    "closed": ClosedError,
+}
+
+
+def _from_native(kind: str, code: str, message: str, fields: dict[str, Any]) -> NoLagError:
+    """Make the exception for an error of the core."""
+    error: NoLagError
+    if kind == "server":
+        error = NoLagServerError(
+            {
+                "code": fields["server_code"],
+                "error": code,
+                "topic": fields["topic"],
+                "hint": fields["hint"],
+                "msgRef": fields["msg_ref"],
+                "maxSizeBytes": fields["max_size_bytes"],
+            }
+        )
+        error._local = fields["local"]  # noqa: SLF001 — of this module
+    elif kind == "encode":
+        error = NoLagEncodeError(fields["op"], fields["topic"], message)
+    else:
+        error = _CLASSES[kind](message)
+        error.code = code
+        error.topic = fields["topic"]
+    error.retryable = fields["retryable"]
+    error.fatal = fields["fatal"]
+    error.outcome_unknown = fields["outcome_unknown"]
+    return error

@@ -1,0 +1,208 @@
+"""A subscription as an asynchronous iterator of its messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from nolag.types import Message
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from nolag._native import MessageMeta
+    from nolag.client import NoLag
+    from nolag.errors import NoLagError
+
+
+class Ticket:
+    """Reports a message as handled when all who have it are done with it."""
+
+    __slots__ = ("_client", "_count", "_delivery", "_succeeded")
+
+    def __init__(self, client: NoLag, delivery: int, count: int) -> None:
+        """Wait for so many."""
+        self._client = client
+        self._delivery = delivery
+        self._count = count
+        self._succeeded = True
+
+    def done(self, *, succeeded: bool = True) -> None:
+        """One is done with it."""
+        self._count -= 1
+        self._succeeded &= succeeded
+        if self._count == 0:
+            self._client._finish(self._delivery, self._succeeded)  # noqa: SLF001
+
+
+class Subscription:
+    """The messages of a topic, in the order they come.
+
+    `async with` waits for the broker's answer and unsubscribes in the end, if nobody else needs the topic by then;
+    `async for` iterates. Iteration ends when the client is closed, and with an error when the broker refuses or takes the
+    topic away, or the client gives up.
+
+    A message counts as handled when it is taken; in the mode "after_handler" when the next one is asked for.
+    """
+
+    def __init__(self, client: NoLag, topic: str, buffer: int) -> None:
+        """Belong to a client; `NoLag.subscription` makes one."""
+        self._client = client
+        self._topic = topic
+        self._buffer = buffer
+        self._waiting: deque[tuple[Message, Ticket]] = deque()
+        self._current: Ticket | None = None
+        self._wanted: asyncio.Future[None] | None = None
+        self._answer: asyncio.Future[None] | None = None
+        self._answered = False
+        self._ended = False
+        self._error: NoLagError | None = None
+        self._is_full = False
+
+    @property
+    def topic(self) -> str:
+        """The topic, as subscribed."""
+        return self._topic
+
+    @property
+    def state(self) -> str:
+        """`"pending"`, `"active"`, `"refused"` or `"closed"`."""
+        if self._error is not None:
+            return "refused"
+        if self._ended:
+            return "closed"
+        return "active" if self._answered else "pending"
+
+    async def ready(self) -> None:
+        """Wait for the broker's answer; a refusal is raised."""
+        if not self._answered and not self._ended and self._error is None:
+            if self._answer is None:
+                self._answer = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._answer)
+        if self._error is not None:
+            raise self._error
+
+    async def set_filters(self, filters: list[str | list[str]]) -> None:
+        """Replace the filters."""
+        await self._client._change_filters("set_filters", self._topic, filters)  # noqa: SLF001
+
+    async def add_filters(self, filters: list[str]) -> None:
+        """Add filter values."""
+        await self._client._change_filters("add_filters", self._topic, filters)  # noqa: SLF001
+
+    async def remove_filters(self, filters: list[str]) -> None:
+        """Remove filter values."""
+        await self._client._change_filters("remove_filters", self._topic, filters)  # noqa: SLF001
+
+    async def unsubscribe(self) -> None:
+        """End this subscription; the topic is unsubscribed if nobody else needs it."""
+        waiting = self._leave()
+        if waiting is not None:
+            await waiting
+
+    async def __aenter__(self) -> Subscription:
+        """Wait for the broker's answer."""
+        try:
+            await self.ready()
+        except BaseException:
+            self._leave()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Unsubscribe, if nobody else needs the topic."""
+        await self.unsubscribe()
+
+    def __aiter__(self) -> Subscription:
+        """Iterate over the messages."""
+        return self
+
+    async def __anext__(self) -> Message:
+        """Wait for the next message."""
+        self._done_with_current()
+        while not self._waiting:
+            if self._error is not None and not self._ended:
+                self._ended = True
+                raise self._error
+            if self._ended:
+                raise StopAsyncIteration
+            self._wanted = asyncio.get_running_loop().create_future()
+            try:
+                await self._wanted
+            finally:
+                self._wanted = None
+        message, ticket = self._waiting.popleft()
+        if self._is_full and len(self._waiting) < self._buffer:
+            self._is_full = False
+            self._client._reader_has_room()  # noqa: SLF001
+        if self._client._acks_after_handler:  # noqa: SLF001
+            self._current = ticket
+        else:
+            ticket.done()
+        return message
+
+    def __del__(self) -> None:
+        """Unsubscribe, if nobody else needs the topic."""
+        if hasattr(self, "_is_full"):
+            self._leave()
+
+    def __repr__(self) -> str:
+        """Show topic and state."""
+        return f"<Subscription {self._topic!r} {self.state}>"
+
+    def _push(self, data: Any, meta: MessageMeta, ticket: Ticket) -> None:
+        self._waiting.append((Message(self._topic, data, meta, self._client.ack), ticket))
+        if not self._is_full and len(self._waiting) >= self._buffer:
+            self._is_full = True
+            self._client._reader_is_full()  # noqa: SLF001
+        self._wake()
+
+    def _settle(self, error: NoLagError | None) -> None:
+        """Take the broker's answer."""
+        if error is None:
+            self._answered = True
+        else:
+            self._error = error
+        self._wake()
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(None)
+
+    def _end(self, error: NoLagError | None) -> None:
+        """There will be no more messages; without an error, what waits is not handed over either."""
+        if error is None:
+            self._ended = True
+            self._waiting.clear()
+        elif self._error is None:
+            self._error = error
+        if self._is_full:
+            self._is_full = False
+            self._client._reader_has_room()  # noqa: SLF001
+        self._wake()
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(None)
+
+    def _wake(self) -> None:
+        if self._wanted is not None and not self._wanted.done():
+            self._wanted.set_result(None)
+
+    def _done_with_current(self) -> None:
+        if self._current is not None:
+            ticket, self._current = self._current, None
+            ticket.done()
+
+    def _leave(self) -> asyncio.Future[None] | None:
+        self._done_with_current()
+        self._ended = True
+        while self._waiting:
+            self._waiting.popleft()[1].done()
+        if self._is_full:
+            self._is_full = False
+            self._client._reader_has_room()  # noqa: SLF001
+        self._wake()
+        return self._client._reader_leaves(self)  # noqa: SLF001

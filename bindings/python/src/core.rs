@@ -1,0 +1,746 @@
+//! One client, as the Python classes see it.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use bytes::Bytes;
+use nolag_core::Error;
+use nolag_core::driver::native::{Native, Url};
+use nolag_core::driver::{Handle, TokenProvider, drive};
+use nolag_core::event::{self, Event, Topic};
+use nolag_core::options::{AckMode, PublishOptions, Qos, Secret, SubscribeOptions};
+use nolag_core::session::{Call, FilterChange, Hint, Reply, RequestId, Token, TokenFailure, TokenReason};
+use pyo3::PyTraverseError;
+use pyo3::exceptions::{PyException, PyOSError};
+use pyo3::gc::PyVisit;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyString, PyTuple, PyWeakrefMethods as _, PyWeakrefReference};
+use tokio::sync::oneshot;
+
+use crate::meta::MessageMeta;
+use crate::queue::{Item, Queue, Sender};
+use crate::receipt::Receipt;
+use crate::watcher::Watcher;
+use crate::{errors, events, runtime, settings, value};
+
+/// After how many handled messages the driver is told, so that it reads on while the rest is handled.
+const REPORT_EVERY: usize = 256;
+
+/// Who waits for a call.
+enum Waiter {
+    Publish(Py<Receipt>),
+    /// Is called with an error or `None`, and the reply.
+    Call(Py<PyAny>),
+    /// The same; then the client is no longer muted.
+    Disconnect(Py<PyAny>),
+}
+
+/// One client. Its methods are called on the thread of its event loop.
+#[pyclass(frozen, weakref, module = "nolag._native")]
+pub(crate) struct Core {
+    handle: Handle,
+    queue: Arc<Queue>,
+    number: u64,
+    watcher: Py<Watcher>,
+    /// The Python client; it keeps this alive, not the other way round.
+    owner: Py<PyWeakrefReference>,
+    loop_: Py<PyAny>,
+    default_qos: Qos,
+    after_handler: bool,
+    /// The process that it lives in.
+    generation: u64,
+    started: SystemTime,
+    calls: Mutex<HashMap<RequestId, Waiter>>,
+    /// Taken from the queue, and not delivered because Python was interrupted.
+    rest: Mutex<Vec<Item>>,
+    /// Handled, and not told yet.
+    finished: Mutex<Vec<(u64, bool)>>,
+    /// Disconnects under way: nothing of before is handed over any more (client-api 12.4).
+    muted: AtomicUsize,
+    delivering: AtomicBool,
+    /// Below how many open calls the owner wants to be told; 0 for never.
+    room: AtomicUsize,
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        // In a forked child the driver does not exist, and what it waits on is the parent's too.
+        if self.generation == runtime::generation() {
+            self.watcher.get().leave(self.number);
+        } else {
+            std::mem::forget(self.handle.clone());
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner) // nothing under these locks can panic halfway
+}
+
+#[pymethods]
+impl Core {
+    /// A client that is not connected yet. `token` is `None` where the owner's `_fetch_token` gives one.
+    #[new]
+    #[pyo3(signature = (owner, loop_, watcher, url, token, options, ca=None))]
+    fn new(
+        py: Python<'_>,
+        owner: &Bound<'_, PyAny>,
+        loop_: Py<PyAny>,
+        watcher: Py<Watcher>,
+        url: &str,
+        token: Option<String>,
+        options: &Bound<'_, PyDict>,
+        ca: Option<Vec<u8>>,
+    ) -> PyResult<Self> {
+        let asks = token.is_none();
+        let options = settings::options(token, options)?;
+        let url = Url::parse(url).map_err(|error| errors::raised(py, &error))?;
+        let native = Native::new(url, ca.as_deref()).map_err(|error| errors::raised(py, &error))?;
+        let queue = watcher.get().queue();
+        let provider = asks.then(|| provider(Arc::clone(&queue)));
+        let (default_qos, after_handler) = (options.qos, options.ack_mode == AckMode::AfterHandler);
+        let sender = Sender { queue: Arc::clone(&queue), turn: Vec::new() };
+        let (handle, driver) = drive(options, Box::new(native), provider, sender);
+        runtime::handle().map_err(|fault| PyOSError::new_err(fault.to_string()))?.spawn(driver);
+        Ok(Self {
+            handle,
+            number: queue.number(),
+            queue,
+            watcher,
+            owner: PyWeakrefReference::new(owner)?.unbind(),
+            loop_,
+            default_qos,
+            after_handler,
+            generation: runtime::generation(),
+            started: SystemTime::now(),
+            calls: Mutex::default(),
+            rest: Mutex::default(),
+            finished: Mutex::default(),
+            muted: AtomicUsize::new(0),
+            delivering: AtomicBool::new(false),
+            room: AtomicUsize::new(0),
+        })
+    }
+
+    /// Has the watcher deliver to this client from now on.
+    fn enter(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let this = slf.get();
+        this.watcher.get().enter(this.number, slf)
+    }
+
+    /// Whether this process is the one that it was made in.
+    fn is_usable(&self) -> bool {
+        self.generation == runtime::generation()
+    }
+
+    /// Publishes. What cannot be encoded is raised here; all else is in the receipt.
+    #[pyo3(signature = (topic, data, is_emit, callback=None, qos=None, retain=false, echo=true, filter=None, filters=None, ttl=None, retain_ttl=None, msg_ref=None))]
+    #[allow(clippy::too_many_arguments)] // Python's keywords
+    fn publish<'py>(
+        &self,
+        py: Python<'py>,
+        topic: &str,
+        data: &Bound<'py, PyAny>,
+        is_emit: bool,
+        callback: Option<Py<PyAny>>,
+        qos: Option<&Bound<'py, PyAny>>,
+        retain: bool,
+        echo: bool,
+        filter: Option<String>,
+        filters: Option<Vec<String>>,
+        ttl: Option<&Bound<'py, PyAny>>,
+        retain_ttl: Option<&Bound<'py, PyAny>>,
+        msg_ref: Option<String>,
+    ) -> PyResult<Bound<'py, Receipt>> {
+        let payload = value::encode(data).map_err(|cause| errors::encode(py, "publish", topic, cause))?;
+        let named = |name: &'static str, fault: PyErr| {
+            errors::config(py, "bad_option", format!("{name}: {}", fault.value(py)))
+        };
+        let qos = qos.map(settings::qos).transpose().map_err(|fault| named("qos", fault))?;
+        let options = PublishOptions {
+            qos,
+            retain,
+            retain_ttl: retain_ttl
+                .map(settings::seconds)
+                .transpose()
+                .map_err(|fault| named("retain_ttl", fault))?,
+            no_echo: !echo,
+            filter,
+            filters: filters.unwrap_or_default(),
+            ttl: ttl.map(settings::seconds).transpose().map_err(|fault| named("ttl", fault))?,
+            msg_ref,
+        };
+        let request = self.handle.number();
+        let (qos, loop_) = (qos.unwrap_or(self.default_qos), self.loop_.clone_ref(py));
+        let receipt = Bound::new(py, Receipt::new(request, topic, qos, loop_, is_emit, callback))?;
+        lock(&self.calls).insert(request, Waiter::Publish(receipt.clone().unbind()));
+        self.send(
+            py,
+            request,
+            Call::Publish { topic: topic.to_owned(), payload: Bytes::from(payload), options },
+        )?;
+        Ok(receipt)
+    }
+
+    /// Subscribes.
+    #[pyo3(signature = (waiter, topic, qos=None, group=None, filters=None))]
+    fn subscribe(
+        &self,
+        py: Python<'_>,
+        waiter: Py<PyAny>,
+        topic: String,
+        qos: Option<&Bound<'_, PyAny>>,
+        group: Option<&Bound<'_, PyAny>>,
+        filters: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<u64> {
+        let options = SubscribeOptions {
+            qos: qos.map(settings::qos).transpose()?,
+            group: group.map(settings::group).transpose()?,
+            filters: filters.map(settings::filters).transpose()?.unwrap_or_default(),
+        };
+        self.ask(py, waiter, Call::Subscribe { topic, options })
+    }
+
+    fn unsubscribe(&self, py: Python<'_>, waiter: Py<PyAny>, topic: String) -> PyResult<u64> {
+        self.ask(py, waiter, Call::Unsubscribe { topic })
+    }
+
+    fn set_filters(
+        &self,
+        py: Python<'_>,
+        waiter: Py<PyAny>,
+        topic: String,
+        filters: &Bound<'_, PyAny>,
+    ) -> PyResult<u64> {
+        let change = FilterChange::Set(settings::filters(filters)?);
+        self.ask(py, waiter, Call::Filters { topic, change })
+    }
+
+    fn add_filters(
+        &self,
+        py: Python<'_>,
+        waiter: Py<PyAny>,
+        topic: String,
+        filters: Vec<String>,
+    ) -> PyResult<u64> {
+        self.ask(py, waiter, Call::Filters { topic, change: FilterChange::Add(filters) })
+    }
+
+    fn remove_filters(
+        &self,
+        py: Python<'_>,
+        waiter: Py<PyAny>,
+        topic: String,
+        filters: Vec<String>,
+    ) -> PyResult<u64> {
+        self.ask(py, waiter, Call::Filters { topic, change: FilterChange::Remove(filters) })
+    }
+
+    fn connect(&self, py: Python<'_>, waiter: Py<PyAny>) -> PyResult<u64> {
+        self.ask(py, waiter, Call::Connect)
+    }
+
+    /// Closes at once. What was not handed over before this is not handed over any more, until the client connects again.
+    fn disconnect(&self, py: Python<'_>, waiter: Py<PyAny>) -> PyResult<u64> {
+        let request = self.handle.number();
+        lock(&self.calls).insert(request, Waiter::Disconnect(waiter));
+        self.muted.fetch_add(1, Ordering::Relaxed);
+        self.send(py, request, Call::Disconnect).map(|()| request.0)
+    }
+
+    fn close(
+        &self,
+        py: Python<'_>,
+        waiter: Py<PyAny>,
+        flush: bool,
+        timeout: &Bound<'_, PyAny>,
+    ) -> PyResult<u64> {
+        let timeout = settings::seconds(timeout)?;
+        self.ask(py, waiter, Call::Close { flush, timeout })
+    }
+
+    #[pyo3(signature = (waiter, timeout=None))]
+    fn flush(&self, py: Python<'_>, waiter: Py<PyAny>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
+        let timeout = timeout.map(settings::seconds).transpose()?;
+        self.ask(py, waiter, Call::Flush { timeout })
+    }
+
+    /// Announces presence; `None` takes it back. Without a room it is announced to nobody.
+    fn set_presence(
+        &self,
+        py: Python<'_>,
+        waiter: Py<PyAny>,
+        app: Option<String>,
+        room: Option<String>,
+        data: &Bound<'_, PyAny>,
+    ) -> PyResult<u64> {
+        let name = room.clone().unwrap_or_default();
+        let data = if data.is_none() {
+            None
+        } else {
+            let encoded =
+                value::encode(data).map_err(|cause| errors::encode(py, "set_presence", &name, cause))?;
+            Some(Bytes::from(encoded))
+        };
+        let room = room.map(|room| event::Room { app, room });
+        self.ask(py, waiter, Call::SetPresence { room, data })
+    }
+
+    fn fetch_presence(
+        &self,
+        py: Python<'_>,
+        waiter: Py<PyAny>,
+        app: Option<String>,
+        room: String,
+    ) -> PyResult<u64> {
+        self.ask(py, waiter, Call::FetchPresence { room: event::Room { app, room } })
+    }
+
+    fn watch_lobby(&self, py: Python<'_>, waiter: Py<PyAny>, lobby: String) -> PyResult<u64> {
+        self.ask(py, waiter, Call::WatchLobby { lobby })
+    }
+
+    fn unwatch_lobby(&self, py: Python<'_>, waiter: Py<PyAny>, lobby: String) -> PyResult<u64> {
+        self.ask(py, waiter, Call::UnwatchLobby { lobby })
+    }
+
+    fn fetch_lobby(&self, py: Python<'_>, waiter: Py<PyAny>, lobby: String) -> PyResult<u64> {
+        self.ask(py, waiter, Call::FetchLobby { lobby })
+    }
+
+    fn ack(&self, py: Python<'_>, waiter: Py<PyAny>, ids: Vec<String>) -> PyResult<u64> {
+        self.ask(py, waiter, Call::Ack { ids })
+    }
+
+    fn update_token(&self, py: Python<'_>, waiter: Py<PyAny>, token: String) -> PyResult<u64> {
+        self.ask(py, waiter, Call::UpdateToken { token: Secret::new(token) })
+    }
+
+    /// Withdraws a call nobody waits for any more.
+    fn cancel(&self, request: u64) {
+        if self.is_usable() {
+            self.handle.cancel(RequestId(request));
+        }
+    }
+
+    /// Withdraws a publish if it was not written yet.
+    fn withdraw(&self, receipt: &Receipt) {
+        self.cancel(receipt.request.0);
+    }
+
+    /// `offline`, `online`, `suspend`, `resume` or `reconnect_now`.
+    fn hint(&self, name: &str) {
+        let hint = match name {
+            "offline" => Hint::Offline,
+            "online" => Hint::Online,
+            "suspend" => Hint::Suspend,
+            "resume" => Hint::Resume,
+            _ => Hint::ReconnectNow,
+        };
+        if self.is_usable() {
+            self.handle.hint(hint);
+        }
+    }
+
+    /// How many calls are not complete.
+    #[getter]
+    fn open_calls(&self) -> usize {
+        lock(&self.calls).len()
+    }
+
+    /// Has `_room_made` called once fewer calls than this are open.
+    fn want_room(&self, calls: usize) {
+        self.room.store(calls, Ordering::Relaxed);
+    }
+
+    /// A message whose handling took longer than its dispatch is handled now.
+    fn finish(&self, delivery: u64, succeeded: bool) {
+        self.report(&mut vec![(delivery, succeeded)]);
+    }
+
+    /// Some reader has no room for messages, or has room again.
+    fn set_full(&self, full: bool) {
+        self.queue.set_full(full);
+        if !full {
+            self.handle.poke();
+        }
+    }
+
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = self.handle.stats();
+        let dict = PyDict::new(py);
+        dict.set_item("connects", stats.connects)?;
+        dict.set_item("connect_failures", stats.connect_failures)?;
+        dict.set_item("queue_messages", stats.outbox.queued)?;
+        dict.set_item("queue_bytes", stats.outbox.queued_bytes)?;
+        dict.set_item("in_flight", stats.outbox.in_flight)?;
+        dict.set_item("duplicates", stats.duplicates)?;
+        dict.set_item("decode_errors", stats.decode_errors)?;
+        dict.set_item("subscriptions", stats.topics)?;
+        dict.set_item("rtt", stats.round_trip.map(|time| time.as_secs_f64()))?;
+        Ok(dict)
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.watcher)?;
+        visit.call(&self.owner)?;
+        visit.call(&self.loop_)?;
+        // Nothing runs beside a traversal, so the lock is free unless this very thread holds it.
+        let Ok(calls) = self.calls.try_lock() else { return Ok(()) };
+        calls.values().try_for_each(|waiter| match waiter {
+            Waiter::Publish(receipt) => visit.call(receipt),
+            Waiter::Call(waiter) | Waiter::Disconnect(waiter) => visit.call(waiter),
+        })
+    }
+
+    fn __clear__(&self) {
+        let calls = std::mem::take(&mut *lock(&self.calls));
+        drop(calls); // outside the lock: it may run Python
+    }
+}
+
+impl Core {
+    /// Hands a call to the driver.
+    fn send(&self, py: Python<'_>, request: RequestId, call: Call) -> PyResult<()> {
+        if !self.is_usable() {
+            lock(&self.calls).remove(&request);
+            return Err(errors::config(
+                py,
+                "unsupported_runtime",
+                "this client belongs to the process that this one was forked from: make a new one here",
+            ));
+        }
+        self.handle.call(request, call).map_err(|error| {
+            lock(&self.calls).remove(&request);
+            errors::raised(py, &error)
+        })
+    }
+
+    fn ask(&self, py: Python<'_>, waiter: Py<PyAny>, call: Call) -> PyResult<u64> {
+        let request = self.handle.number();
+        lock(&self.calls).insert(request, Waiter::Call(waiter));
+        self.send(py, request, call)?;
+        Ok(request.0)
+    }
+
+    fn report(&self, finished: &mut Vec<(u64, bool)>) {
+        if !finished.is_empty() {
+            self.queue.finish(finished);
+            self.handle.poke();
+        }
+    }
+
+    /// Hands over all that waits, in order. Only what ends a program (`KeyboardInterrupt` and the like) interrupts it, and what is
+    /// left then is handed over the next time.
+    pub(crate) fn deliver(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let this = slf.get();
+        if this.delivering.swap(true, Ordering::Relaxed) {
+            return Ok(()); // a handler runs the event loop; what waits is for the outer call
+        }
+        let result = this.deliver_all(slf.py());
+        this.delivering.store(false, Ordering::Relaxed);
+        this.report(&mut std::mem::take(&mut *lock(&this.finished)));
+        result
+    }
+
+    fn deliver_all(&self, py: Python<'_>) -> PyResult<()> {
+        let Some(owner) = self.owner.bind(py).upgrade() else { return Ok(()) };
+        let mut items = std::mem::take(&mut *lock(&self.rest));
+        items.extend(self.queue.take(Vec::new()));
+        let mut dispatch = Dispatch::new(self, &owner)?;
+        let mut items = items.into_iter();
+        while let Some(item) = items.next() {
+            if let Err(fault) = self.hand_over(&mut dispatch, item) {
+                *lock(&self.rest) = items.collect();
+                return Err(fault);
+            }
+        }
+        let room = self.room.load(Ordering::Relaxed);
+        if room > 0 && self.open_calls() < room {
+            self.room.store(0, Ordering::Relaxed);
+            owner.call_method0("_room_made")?;
+        }
+        Ok(())
+    }
+
+    fn hand_over(&self, dispatch: &mut Dispatch<'_, '_>, item: Item) -> PyResult<()> {
+        let owner = dispatch.owner;
+        let py = owner.py();
+        match item {
+            // Not handled: the session forgets having handed it out.
+            Item::Event(_) if self.muted.load(Ordering::Relaxed) > 0 => Ok(()),
+            Item::Event(Event::Message(message)) => dispatch.message(message),
+            Item::Event(event) => match events::event(py, &event, self.started)? {
+                Some((name, payload)) => owner.call_method1("_on_event", (name, payload)).map(|_| ()),
+                None => Ok(()),
+            },
+            Item::Complete(request, result) => self.complete(owner, request, result),
+            Item::Token(request, reply) => {
+                let reason = match request.reason {
+                    TokenReason::Initial => "initial",
+                    TokenReason::Reconnect => "reconnect",
+                    TokenReason::Expired => "expired",
+                    TokenReason::Rejected => "rejected",
+                };
+                let last = request.last_error.map(|error| errors::exception(py, &error)).transpose()?;
+                let answer = Bound::new(py, TokenAnswer(Mutex::new(Some(reply))))?;
+                owner.call_method1("_fetch_token", (reason, request.attempt, last, answer)).map(|_| ())
+            }
+        }
+    }
+
+    fn complete(
+        &self,
+        owner: &Bound<'_, PyAny>,
+        request: RequestId,
+        result: Result<Reply, Error>,
+    ) -> PyResult<()> {
+        let py = owner.py();
+        let waiter = lock(&self.calls).remove(&request);
+        let waiter = match waiter {
+            Some(Waiter::Publish(receipt)) => return published(owner, receipt.bind(py), result),
+            Some(Waiter::Call(waiter)) => waiter,
+            Some(Waiter::Disconnect(waiter)) => {
+                self.muted.fetch_sub(1, Ordering::Relaxed); // what comes now is of the next connection
+                waiter
+            }
+            None => return Ok(()),
+        };
+        let (error, reply) = match result {
+            Ok(reply) => (py.None(), events::reply(py, &reply)?),
+            Err(error) => (errors::exception(py, &error)?.unbind(), py.None()),
+        };
+        waiter.call1(py, (error, reply)).map(|_| ()).or_else(|fault| failed(owner, fault, None, None))
+    }
+}
+
+/// A publish is complete: those who wait learn it, then the callback.
+fn published(
+    owner: &Bound<'_, PyAny>,
+    receipt: &Bound<'_, Receipt>,
+    result: Result<Reply, Error>,
+) -> PyResult<()> {
+    let result = match result {
+        Ok(Reply::Receipt(receipt)) => Ok(receipt),
+        Ok(_) => return Ok(()), // a publish has no other reply
+        Err(error) => Err(error),
+    };
+    // A refusal of the broker's is an event of its own.
+    let is_told = matches!(&result, Err(Error::Server(refusal)) if !refusal.local);
+    let (callback, error) = Receipt::complete(receipt, result)?;
+    let py = owner.py();
+    if let Some(callback) = callback {
+        callback.call1(py, (&error,)).map(|_| ()).or_else(|fault| failed(owner, fault, None, None))?;
+    }
+    match error {
+        Some(error) if receipt.get().is_emit && !is_told => {
+            owner.call_method1("_failed", (error,)).map(|_| ())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A handler failed: the owner tells. What ends a program is passed on.
+fn failed(owner: &Bound<'_, PyAny>, fault: PyErr, topic: Option<&str>, msg_id: Option<&str>) -> PyResult<()> {
+    let py = owner.py();
+    if fault.is_instance_of::<PyException>(py) || is_cancelled(&fault, py) {
+        owner.call_method1("_handler_failed", (fault.into_value(py), topic, msg_id)).map(|_| ())
+    } else {
+        Err(fault)
+    }
+}
+
+fn is_cancelled(fault: &PyErr, py: Python<'_>) -> bool {
+    fault.get_type(py).name().is_ok_and(|name| name == "CancelledError")
+}
+
+/// Dispatches one batch of messages.
+struct Dispatch<'a, 'py> {
+    core: &'a Core,
+    owner: &'a Bound<'py, PyAny>,
+    by_topic: Bound<'py, PyDict>,
+    readers: Bound<'py, PyDict>,
+    topic: Option<(Topic, Bound<'py, PyString>)>,
+    received_at: f64,
+    finished: Vec<(u64, bool)>,
+}
+
+impl Drop for Dispatch<'_, '_> {
+    fn drop(&mut self) {
+        lock(&self.core.finished).append(&mut self.finished);
+    }
+}
+
+impl<'a, 'py> Dispatch<'a, 'py> {
+    fn new(core: &'a Core, owner: &'a Bound<'py, PyAny>) -> PyResult<Self> {
+        Ok(Self {
+            core,
+            owner,
+            by_topic: owner.getattr("_message_handlers")?.cast_into()?,
+            readers: owner.getattr("_readers")?.cast_into()?,
+            topic: None,
+            received_at: events::unix(SystemTime::now()),
+            finished: Vec::new(),
+        })
+    }
+
+    /// Hands a message to the topic's handlers, then to those of any topic, then to iterators (client-api 8.2).
+    fn message(&mut self, message: event::Message) -> PyResult<()> {
+        let py = self.owner.py();
+        let event::Message { delivery, topic, data, meta } = message;
+        let name = self.name(&topic);
+        let mut handlers = Vec::new();
+        if let Some(registered) = self.by_topic.get_item(&name)? {
+            snapshot(&registered, &mut handlers)?;
+        }
+        let of_topic = handlers.len();
+        // Read anew each time: `nolag-signal` puts a set of its own there.
+        snapshot(&self.owner.getattr("_any_handlers")?, &mut handlers)?;
+        let has_readers = self.readers.contains(&name)?;
+        if handlers.is_empty() && !has_readers {
+            self.finish(delivery, true);
+            return Ok(());
+        }
+
+        if meta.is_replay {
+            self.owner.call_method0("_replayed")?;
+        }
+        let msg_id = meta.msg_id.clone();
+        let data = match value::decode(py, &data) {
+            Ok(data) => data,
+            Err(fault) => {
+                self.finish(delivery, false);
+                return failed(self.owner, fault, Some(&topic), msg_id.as_deref());
+            }
+        };
+        let meta = Bound::new(py, MessageMeta::of(meta, topic.clone(), self.received_at))?;
+        if self.core.after_handler {
+            let (any, of_topic) = (handlers.split_off(of_topic), handlers);
+            let handlers = (PyTuple::new(py, of_topic)?, PyTuple::new(py, any)?);
+            self.owner.call_method1("_handle", (name, data, meta, delivery, handlers.0, handlers.1))?;
+            return Ok(());
+        }
+        for (index, handler) in handlers.into_iter().enumerate() {
+            let result = if index < of_topic {
+                handler.call1((&data, &meta))
+            } else {
+                handler.call1((&name, &data, &meta))
+            };
+            match result {
+                Ok(result) if result.is_none() => {}
+                // It may be a coroutine.
+                Ok(result) => {
+                    self.owner.call_method1("_spawn", (result, &name, msg_id.as_deref()))?;
+                }
+                Err(fault) => {
+                    if let Err(fault) = failed(self.owner, fault, Some(&topic), msg_id.as_deref()) {
+                        self.finish(delivery, true);
+                        return Err(fault);
+                    }
+                }
+            }
+            if self.core.muted.load(Ordering::Relaxed) > 0 {
+                return Ok(()); // a handler closed the client
+            }
+        }
+        if has_readers {
+            self.owner.call_method1("_feed", (name, data, meta, delivery))?;
+        } else {
+            self.finish(delivery, true);
+        }
+        Ok(())
+    }
+
+    fn name(&mut self, topic: &Topic) -> Bound<'py, PyString> {
+        match &self.topic {
+            Some((last, name)) if Arc::ptr_eq(last, topic) => name.clone(),
+            _ => {
+                let name = PyString::intern(self.owner.py(), topic);
+                self.topic = Some((topic.clone(), name.clone()));
+                name
+            }
+        }
+    }
+
+    fn finish(&mut self, delivery: u64, succeeded: bool) {
+        self.finished.push((delivery, succeeded));
+        if self.finished.len() >= REPORT_EVERY {
+            self.core.report(&mut self.finished);
+        }
+    }
+}
+
+/// The handlers as they are now: what a handler changes counts from the next message on.
+fn snapshot<'py>(registered: &Bound<'py, PyAny>, into: &mut Vec<Bound<'py, PyAny>>) -> PyResult<()> {
+    if let Ok(dict) = registered.cast::<PyDict>() {
+        into.extend(dict.iter().map(|(handler, _)| handler));
+        return Ok(());
+    }
+    for handler in registered.try_iter()? {
+        into.push(handler?);
+    }
+    Ok(())
+}
+
+/// Takes a token for a session that waits for one.
+#[pyclass(frozen, module = "nolag._native")]
+pub(crate) struct TokenAnswer(Mutex<Option<oneshot::Sender<Result<Token, TokenFailure>>>>);
+
+#[pymethods]
+impl TokenAnswer {
+    /// The token; `expires_in` in seconds where that is known.
+    #[pyo3(signature = (token, expires_in=None))]
+    fn give(&self, token: String, expires_in: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let expires_in = expires_in.map(settings::seconds).transpose()?;
+        self.send(Ok(Token { secret: Secret::new(token), expires_in }));
+        Ok(())
+    }
+
+    /// There is none.
+    fn fail(&self, message: String, fatal: bool) {
+        self.send(Err(TokenFailure { message, fatal }));
+    }
+}
+
+impl TokenAnswer {
+    fn send(&self, token: Result<Token, TokenFailure>) {
+        if let Some(reply) = lock(&self.0).take() {
+            let _ = reply.send(token); // the session may have given up
+        }
+    }
+}
+
+/// Asks the owner, on its event loop.
+fn provider(queue: Arc<Queue>) -> TokenProvider {
+    Arc::new(move |request| {
+        let (reply, token) = oneshot::channel();
+        queue.push(Item::Token(request, reply));
+        Box::pin(async move {
+            let gone =
+                || TokenFailure { message: "the token provider gave no token".to_owned(), fatal: false };
+            token.await.unwrap_or_else(|_| Err(gone()))
+        })
+    })
+}
+
+/// Checks the name of an app, a room, a lobby or a topic's last level.
+#[pyfunction]
+pub(crate) fn check_name(py: Python<'_>, name: &str) -> PyResult<()> {
+    nolag_protocol::topic::check_name(name).map_err(|fault| {
+        errors::config(py, "bad_option", format!("{name:?} is no name of an app, room or topic: {fault}"))
+    })
+}
+
+/// Raises what a payload cannot be encoded for.
+#[pyfunction]
+pub(crate) fn check_payload(
+    py: Python<'_>,
+    op: &str,
+    topic: Option<&str>,
+    data: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let op = if op == "set_presence" { "set_presence" } else { "publish" };
+    value::encode(data).map(|_| ()).map_err(|cause| errors::encode(py, op, topic.unwrap_or_default(), cause))
+}
