@@ -89,7 +89,7 @@ async fn quick_start() {
     assert_eq!(receipt.outcome, Outcome::Accepted);
     let message = soon(messages.next()).await.unwrap().unwrap();
     assert_eq!(message.decode::<(String, u8)>().unwrap(), ("hi".into(), 1));
-    assert_eq!((&*message.topic, message.meta.from.as_deref()), (TOPIC, Some("alice")));
+    assert_eq!((&*message.topic, message.meta().from), (TOPIC, Some("alice")));
     alice.close().await.unwrap();
     assert_eq!(alice.state(), State::Closed);
 }
@@ -177,7 +177,7 @@ async fn filters() {
         alice.publish(TOPIC, &n).filter(colour).await.unwrap();
     }
     let message = soon(red.next()).await.unwrap().unwrap();
-    assert_eq!((message.decode::<u8>().unwrap(), message.meta.filter.as_deref()), (2, Some("red")));
+    assert_eq!((message.decode::<u8>().unwrap(), message.meta().filter), (2, Some("red")));
     red.filters(nolag_core::session::FilterChange::Add(vec!["green".into()])).await.unwrap();
     alice.publish(TOPIC, &3).filter("green").await.unwrap();
     assert_eq!(soon(red.next()).await.unwrap().unwrap().decode::<u8>().unwrap(), 3);

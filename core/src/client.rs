@@ -288,7 +288,7 @@ impl IntoFuture for Publish {
         Box::pin(async move {
             let Self { client, topic, payload, options } = self;
             match client.call(Call::Publish { topic, payload: payload?, options }).await? {
-                Reply::Receipt(receipt) => Ok(receipt),
+                Reply::Receipt(receipt) => Ok(*receipt),
                 _ => Err(Error::closed()), // a publish has no other reply
             }
         })

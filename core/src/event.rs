@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use nolag_protocol::frame::ServerFrame;
 
 use crate::Error;
 use crate::options::Qos;
@@ -122,11 +123,11 @@ pub enum Event {
     /// Messages of a subscription may have been missed.
     Gap(Gap),
     /// Somebody in a room came, changed or left.
-    Presence(Change, Actor),
+    Presence(Change, Box<Actor>),
     /// Presence in this room ended, because the broker keeps one room per connection.
     PresenceReplaced(Room),
     /// Somebody in a lobby's rooms came, changed or left.
-    Lobby(LobbyChange),
+    Lobby(Box<LobbyChange>),
 }
 
 /// The end of the recovery that follows every connect (client-api 2.3).
@@ -176,37 +177,59 @@ pub struct Message {
     pub topic: Topic,
     /// The payload, one MessagePack value.
     pub data: Bytes,
-    /// All that came beside it.
-    pub meta: Meta,
+    /// Whether it is replayed.
+    pub is_replay: bool,
+    /// The whole frame.
+    pub(crate) frame: Bytes,
+}
+
+impl Message {
+    /// All that came beside the payload; it is read from the frame at each call, so that nobody pays for what nobody asks.
+    pub fn meta(&self) -> Meta<'_> {
+        let Ok(ServerFrame::Message(frame)) = ServerFrame::decode(&self.frame) else {
+            return Meta::default(); // what is handed over was read as a message before
+        };
+        Meta {
+            msg_id: frame.msg_id,
+            requires_ack: frame.requires_ack == Some(true) && frame.msg_id.is_some(),
+            retained: frame.retained == Some(true),
+            redelivered: frame.redelivered == Some(true),
+            from: frame.from,
+            from_type: frame.from_type,
+            filter: frame.filter.filter(|filter| *filter != "#"), // an artefact of kraken 0.4 (K-039)
+            timestamp: frame.timestamp,
+            source_topic: frame.source_topic,
+            seq: frame.seq,
+            trace: frame.trace,
+        }
+    }
 }
 
 /// What came beside a payload; nothing is invented that the broker did not send (client-api 8.7).
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Meta {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Meta<'a> {
     /// The same for all receivers.
-    pub msg_id: Option<String>,
+    pub msg_id: Option<&'a str>,
     /// Whether the broker asks for an acknowledgement.
     pub requires_ack: bool,
-    /// Whether it is replayed.
-    pub is_replay: bool,
     /// Whether it was kept, and a subscribe brought it.
     pub retained: bool,
     /// Whether another member of the group had it before.
     pub redelivered: bool,
     /// The publisher.
-    pub from: Option<String>,
+    pub from: Option<&'a str>,
     /// What the publisher is, an open set.
-    pub from_type: Option<String>,
+    pub from_type: Option<&'a str>,
     /// The filter key, or the rest of a deeper topic.
-    pub filter: Option<String>,
+    pub filter: Option<&'a str>,
     /// When the broker received it, ms since the epoch.
     pub timestamp: Option<u64>,
     /// The topic that it was published to, where that is not the subscription.
-    pub source_topic: Option<String>,
+    pub source_topic: Option<&'a str>,
     /// Its number in the project.
     pub seq: Option<u64>,
     /// A W3C `traceparent`.
-    pub trace: Option<String>,
+    pub trace: Option<&'a str>,
 }
 
 /// What became of a publish (client-api 7.1).

@@ -288,9 +288,9 @@ fn a_message_as_it_came() {
     rig.server(message("x/y/z", None, &number(2)));
     let messages = rig.messages();
     assert_eq!(messages.len(), 1, "by the exact subscription");
-    let meta = &messages[0].meta;
-    assert_eq!((meta.filter.as_deref(), meta.from.as_deref(), meta.is_replay), (None, Some("bob"), false));
-    assert_eq!((meta.source_topic.as_deref(), meta.timestamp), (Some("x/y/z"), Some(5)));
+    let meta = messages[0].meta();
+    assert_eq!((meta.filter, meta.from, messages[0].is_replay), (None, Some("bob"), false));
+    assert_eq!((meta.source_topic, meta.timestamp), (Some("x/y/z"), Some(5)));
     for text in ["[]", "not json", "", r#"{"type":"message","topic":"x/+/z","data":[1,{"a":null}]}"#] {
         rig.transport(Transport::Text(text.into()));
     }
@@ -360,7 +360,7 @@ fn replays_and_hydration() {
         .into_iter()
         .map(|event| match event {
             Event::ReplayStart { count, .. } => format!("start {count}"),
-            Event::Message(message) => format!("message {}", message.meta.is_replay),
+            Event::Message(message) => format!("message {}", message.is_replay),
             Event::ReplayEnd { replayed, .. } => format!("end {replayed}"),
             Event::Hydration { topic, .. } => format!("hydration {topic}"),
             other => panic!("{other:?}"),

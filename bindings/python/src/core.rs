@@ -9,24 +9,22 @@ use bytes::Bytes;
 use nolag_core::Error;
 use nolag_core::driver::native::{Native, Url};
 use nolag_core::driver::{Handle, TokenProvider, drive};
-use nolag_core::event::{self, Event, Topic};
+use nolag_core::event::{self, Event};
 use nolag_core::options::{AckMode, PublishOptions, Qos, Secret, SubscribeOptions};
 use nolag_core::session::{Call, FilterChange, Hint, Reply, RequestId, Token, TokenFailure, TokenReason};
 use pyo3::PyTraverseError;
-use pyo3::exceptions::{PyException, PyOSError};
+use pyo3::exceptions::PyOSError;
 use pyo3::gc::PyVisit;
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString, PyTuple, PyWeakrefMethods as _, PyWeakrefReference};
+use pyo3::types::{PyDict, PyWeakrefReference};
 use tokio::sync::oneshot;
 
-use crate::meta::MessageMeta;
+use crate::dispatch::{Dispatch, failed};
 use crate::queue::{Item, Queue, Sender};
-use crate::receipt::Receipt;
+use crate::receipt::{Completion, Receipt};
 use crate::watcher::Watcher;
 use crate::{errors, events, runtime, settings, value};
-
-/// After how many handled messages the driver is told, so that it reads on while the rest is handled.
-const REPORT_EVERY: usize = 256;
 
 /// Who waits for a call.
 enum Waiter {
@@ -48,17 +46,15 @@ pub(crate) struct Core {
     owner: Py<PyWeakrefReference>,
     loop_: Py<PyAny>,
     default_qos: Qos,
-    after_handler: bool,
+    pub(crate) after_handler: bool,
     /// The process that it lives in.
     generation: u64,
     started: SystemTime,
     calls: Mutex<HashMap<RequestId, Waiter>>,
     /// Taken from the queue, and not delivered because Python was interrupted.
     rest: Mutex<Vec<Item>>,
-    /// Handled, and not told yet.
-    finished: Mutex<Vec<(u64, bool)>>,
     /// Disconnects under way: nothing of before is handed over any more (client-api 12.4).
-    muted: AtomicUsize,
+    pub(crate) muted: AtomicUsize,
     delivering: AtomicBool,
     /// Below how many open calls the owner wants to be told; 0 for never.
     room: AtomicUsize,
@@ -84,6 +80,7 @@ impl Core {
     /// A client that is not connected yet. `token` is `None` where the owner's `_fetch_token` gives one.
     #[new]
     #[pyo3(signature = (owner, loop_, watcher, url, token, options, ca=None))]
+    #[allow(clippy::needless_pass_by_value, clippy::too_many_arguments)] // as Python hands them over
     fn new(
         py: Python<'_>,
         owner: &Bound<'_, PyAny>,
@@ -117,7 +114,6 @@ impl Core {
             started: SystemTime::now(),
             calls: Mutex::default(),
             rest: Mutex::default(),
-            finished: Mutex::default(),
             muted: AtomicUsize::new(0),
             delivering: AtomicBool::new(false),
             room: AtomicUsize::new(0),
@@ -425,7 +421,8 @@ impl Core {
         Ok(request.0)
     }
 
-    fn report(&self, finished: &mut Vec<(u64, bool)>) {
+    /// Tells the driver which messages are handled.
+    pub(crate) fn report(&self, finished: &mut Vec<(u64, bool)>) {
         if !finished.is_empty() {
             self.queue.finish(finished);
             self.handle.poke();
@@ -441,26 +438,25 @@ impl Core {
         }
         let result = this.deliver_all(slf.py());
         this.delivering.store(false, Ordering::Relaxed);
-        this.report(&mut std::mem::take(&mut *lock(&this.finished)));
         result
     }
 
     fn deliver_all(&self, py: Python<'_>) -> PyResult<()> {
         let Some(owner) = self.owner.bind(py).upgrade() else { return Ok(()) };
-        let mut items = std::mem::take(&mut *lock(&self.rest));
-        items.extend(self.queue.take(Vec::new()));
         let mut dispatch = Dispatch::new(self, &owner)?;
-        let mut items = items.into_iter();
+        let rest = std::mem::take(&mut *lock(&self.rest));
+        let mut items = rest.into_iter().chain(self.queue.take());
         while let Some(item) = items.next() {
             if let Err(fault) = self.hand_over(&mut dispatch, item) {
                 *lock(&self.rest) = items.collect();
+                self.queue.notify();
                 return Err(fault);
             }
         }
         let room = self.room.load(Ordering::Relaxed);
         if room > 0 && self.open_calls() < room {
             self.room.store(0, Ordering::Relaxed);
-            owner.call_method0("_room_made")?;
+            owner.call_method0(intern!(py, "_room_made"))?;
         }
         Ok(())
     }
@@ -473,7 +469,9 @@ impl Core {
             Item::Event(_) if self.muted.load(Ordering::Relaxed) > 0 => Ok(()),
             Item::Event(Event::Message(message)) => dispatch.message(message),
             Item::Event(event) => match events::event(py, &event, self.started)? {
-                Some((name, payload)) => owner.call_method1("_on_event", (name, payload)).map(|_| ()),
+                Some((name, payload)) => {
+                    owner.call_method1(intern!(py, "_on_event"), (name, payload)).map(|_| ())
+                }
                 None => Ok(()),
             },
             Item::Complete(request, result) => self.complete(owner, request, result),
@@ -512,7 +510,7 @@ impl Core {
             Ok(reply) => (py.None(), events::reply(py, &reply)?),
             Err(error) => (errors::exception(py, &error)?.unbind(), py.None()),
         };
-        waiter.call1(py, (error, reply)).map(|_| ()).or_else(|fault| failed(owner, fault, None, None))
+        waiter.call1(py, (error, reply)).map(|_| ()).or_else(|fault| failed(owner, fault, None))
     }
 }
 
@@ -529,10 +527,10 @@ fn published(
     };
     // A refusal of the broker's is an event of its own.
     let is_told = matches!(&result, Err(Error::Server(refusal)) if !refusal.local);
-    let (callback, error) = Receipt::complete(receipt, result)?;
+    let Completion { callback, error } = Receipt::complete(receipt, result)?;
     let py = owner.py();
     if let Some(callback) = callback {
-        callback.call1(py, (&error,)).map(|_| ()).or_else(|fault| failed(owner, fault, None, None))?;
+        callback.call1(py, (&error,)).map(|_| ()).or_else(|fault| failed(owner, fault, None))?;
     }
     match error {
         Some(error) if receipt.get().is_emit && !is_told => {
@@ -540,148 +538,6 @@ fn published(
         }
         _ => Ok(()),
     }
-}
-
-/// A handler failed: the owner tells. What ends a program is passed on.
-fn failed(owner: &Bound<'_, PyAny>, fault: PyErr, topic: Option<&str>, msg_id: Option<&str>) -> PyResult<()> {
-    let py = owner.py();
-    if fault.is_instance_of::<PyException>(py) || is_cancelled(&fault, py) {
-        owner.call_method1("_handler_failed", (fault.into_value(py), topic, msg_id)).map(|_| ())
-    } else {
-        Err(fault)
-    }
-}
-
-fn is_cancelled(fault: &PyErr, py: Python<'_>) -> bool {
-    fault.get_type(py).name().is_ok_and(|name| name == "CancelledError")
-}
-
-/// Dispatches one batch of messages.
-struct Dispatch<'a, 'py> {
-    core: &'a Core,
-    owner: &'a Bound<'py, PyAny>,
-    by_topic: Bound<'py, PyDict>,
-    readers: Bound<'py, PyDict>,
-    topic: Option<(Topic, Bound<'py, PyString>)>,
-    received_at: f64,
-    finished: Vec<(u64, bool)>,
-}
-
-impl Drop for Dispatch<'_, '_> {
-    fn drop(&mut self) {
-        lock(&self.core.finished).append(&mut self.finished);
-    }
-}
-
-impl<'a, 'py> Dispatch<'a, 'py> {
-    fn new(core: &'a Core, owner: &'a Bound<'py, PyAny>) -> PyResult<Self> {
-        Ok(Self {
-            core,
-            owner,
-            by_topic: owner.getattr("_message_handlers")?.cast_into()?,
-            readers: owner.getattr("_readers")?.cast_into()?,
-            topic: None,
-            received_at: events::unix(SystemTime::now()),
-            finished: Vec::new(),
-        })
-    }
-
-    /// Hands a message to the topic's handlers, then to those of any topic, then to iterators (client-api 8.2).
-    fn message(&mut self, message: event::Message) -> PyResult<()> {
-        let py = self.owner.py();
-        let event::Message { delivery, topic, data, meta } = message;
-        let name = self.name(&topic);
-        let mut handlers = Vec::new();
-        if let Some(registered) = self.by_topic.get_item(&name)? {
-            snapshot(&registered, &mut handlers)?;
-        }
-        let of_topic = handlers.len();
-        // Read anew each time: `nolag-signal` puts a set of its own there.
-        snapshot(&self.owner.getattr("_any_handlers")?, &mut handlers)?;
-        let has_readers = self.readers.contains(&name)?;
-        if handlers.is_empty() && !has_readers {
-            self.finish(delivery, true);
-            return Ok(());
-        }
-
-        if meta.is_replay {
-            self.owner.call_method0("_replayed")?;
-        }
-        let msg_id = meta.msg_id.clone();
-        let data = match value::decode(py, &data) {
-            Ok(data) => data,
-            Err(fault) => {
-                self.finish(delivery, false);
-                return failed(self.owner, fault, Some(&topic), msg_id.as_deref());
-            }
-        };
-        let meta = Bound::new(py, MessageMeta::of(meta, topic.clone(), self.received_at))?;
-        if self.core.after_handler {
-            let (any, of_topic) = (handlers.split_off(of_topic), handlers);
-            let handlers = (PyTuple::new(py, of_topic)?, PyTuple::new(py, any)?);
-            self.owner.call_method1("_handle", (name, data, meta, delivery, handlers.0, handlers.1))?;
-            return Ok(());
-        }
-        for (index, handler) in handlers.into_iter().enumerate() {
-            let result = if index < of_topic {
-                handler.call1((&data, &meta))
-            } else {
-                handler.call1((&name, &data, &meta))
-            };
-            match result {
-                Ok(result) if result.is_none() => {}
-                // It may be a coroutine.
-                Ok(result) => {
-                    self.owner.call_method1("_spawn", (result, &name, msg_id.as_deref()))?;
-                }
-                Err(fault) => {
-                    if let Err(fault) = failed(self.owner, fault, Some(&topic), msg_id.as_deref()) {
-                        self.finish(delivery, true);
-                        return Err(fault);
-                    }
-                }
-            }
-            if self.core.muted.load(Ordering::Relaxed) > 0 {
-                return Ok(()); // a handler closed the client
-            }
-        }
-        if has_readers {
-            self.owner.call_method1("_feed", (name, data, meta, delivery))?;
-        } else {
-            self.finish(delivery, true);
-        }
-        Ok(())
-    }
-
-    fn name(&mut self, topic: &Topic) -> Bound<'py, PyString> {
-        match &self.topic {
-            Some((last, name)) if Arc::ptr_eq(last, topic) => name.clone(),
-            _ => {
-                let name = PyString::intern(self.owner.py(), topic);
-                self.topic = Some((topic.clone(), name.clone()));
-                name
-            }
-        }
-    }
-
-    fn finish(&mut self, delivery: u64, succeeded: bool) {
-        self.finished.push((delivery, succeeded));
-        if self.finished.len() >= REPORT_EVERY {
-            self.core.report(&mut self.finished);
-        }
-    }
-}
-
-/// The handlers as they are now: what a handler changes counts from the next message on.
-fn snapshot<'py>(registered: &Bound<'py, PyAny>, into: &mut Vec<Bound<'py, PyAny>>) -> PyResult<()> {
-    if let Ok(dict) = registered.cast::<PyDict>() {
-        into.extend(dict.iter().map(|(handler, _)| handler));
-        return Ok(());
-    }
-    for handler in registered.try_iter()? {
-        into.push(handler?);
-    }
-    Ok(())
 }
 
 /// Takes a token for a session that waits for one.

@@ -5,6 +5,8 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyDict;
 
+static MAKE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+
 /// The exception for an error.
 pub(crate) fn exception<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyAny>> {
     let kind = match error {
@@ -34,7 +36,6 @@ pub(crate) fn exception<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'
         Error::Encode { op, .. } => fields.set_item("op", op)?,
         _ => {}
     }
-    static MAKE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     MAKE.import(py, "nolag.errors", "_from_native")?.call1((kind, error.code(), error.to_string(), fields))
 }
 

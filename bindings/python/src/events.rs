@@ -21,7 +21,6 @@ pub(crate) fn event<'py>(
 ) -> PyResult<Option<(&'static str, Bound<'py, PyAny>)>> {
     let nothing = || py.None().into_bound(py);
     Ok(Some(match event {
-        Event::Message(_) => return Ok(None),
         Event::State { from, to, reason, close_code } => {
             ("state", (state(from), state(to), reason, close_code).into_bound_py_any(py)?)
         }

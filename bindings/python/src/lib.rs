@@ -1,10 +1,11 @@
 //! The native half of the Python package `nolag`; the classes that users see are Python and stand on this.
 //!
-//! - `core`: one client; `watcher`: what an event loop watches; `queue`: the hop between them and the I/O thread of `runtime`
+//! - `core`: one client; `dispatch`: messages to its handlers; `watcher`: what an event loop watches; `queue`: the hop between them and the I/O thread of `runtime`
 //! - `value`: payloads; `events`, `errors` and `settings`: everything else that crosses
 //! - `meta` and `receipt`: the two classes that are made once per message, and so are native
 
 mod core;
+mod dispatch;
 mod errors;
 mod events;
 mod meta;

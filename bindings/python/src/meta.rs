@@ -1,20 +1,72 @@
 //! What comes beside a payload.
 
-use nolag_core::event::{Meta, Topic};
+use std::sync::OnceLock;
+
+use nolag_core::event::{Message, Topic};
 use pyo3::prelude::*;
 
 /// What came with a message. A field that the broker did not send is `None`; nothing is invented.
-#[pyclass(frozen, eq, module = "nolag", name = "MessageMeta")]
-#[derive(Clone, PartialEq)]
+#[pyclass(frozen, eq, module = "nolag")]
 pub(crate) struct MessageMeta {
-    meta: Meta,
-    topic: Option<Topic>,
+    message: Option<Message>,
     received_at: Option<f64>,
+    /// Read when somebody asks.
+    fields: OnceLock<Box<Fields>>,
+}
+
+#[derive(Default, PartialEq)]
+struct Fields {
+    sender: Option<String>,
+    sender_type: Option<String>,
+    timestamp: Option<u64>,
+    is_replay: bool,
+    msg_id: Option<String>,
+    filter: Option<String>,
+    topic: Option<Topic>,
+    requires_ack: bool,
+    retained: bool,
+    redelivered: bool,
+    seq: Option<u64>,
+    source_topic: Option<String>,
+    trace: Option<String>,
 }
 
 impl MessageMeta {
-    pub(crate) fn of(meta: Meta, topic: Topic, received_at: f64) -> Self {
-        Self { meta, topic: Some(topic), received_at: Some(received_at) }
+    pub(crate) fn of(message: Message, received_at: f64) -> Self {
+        Self { message: Some(message), received_at: Some(received_at), fields: OnceLock::new() }
+    }
+
+    pub(crate) fn message(&self) -> Option<&Message> {
+        self.message.as_ref()
+    }
+
+    fn fields(&self) -> &Fields {
+        self.fields.get_or_init(|| {
+            let Some(message) = &self.message else { return Box::default() };
+            let meta = message.meta();
+            let owned = |text: Option<&str>| text.map(str::to_owned);
+            Box::new(Fields {
+                sender: owned(meta.from),
+                sender_type: owned(meta.from_type),
+                timestamp: meta.timestamp,
+                is_replay: message.is_replay,
+                msg_id: owned(meta.msg_id),
+                filter: owned(meta.filter),
+                topic: Some(message.topic.clone()),
+                requires_ack: meta.requires_ack,
+                retained: meta.retained,
+                redelivered: meta.redelivered,
+                seq: meta.seq,
+                source_topic: owned(meta.source_topic),
+                trace: owned(meta.trace),
+            })
+        })
+    }
+}
+
+impl PartialEq for MessageMeta {
+    fn eq(&self, other: &Self) -> bool {
+        self.fields() == other.fields()
     }
 }
 
@@ -29,80 +81,80 @@ impl MessageMeta {
         msg_id: Option<String>,
         filter: Option<String>,
     ) -> Self {
-        let meta = Meta { from: sender, timestamp, is_replay, msg_id, filter, ..Meta::default() };
-        Self { meta, topic: None, received_at: None }
+        let fields = Fields { sender, timestamp, is_replay, msg_id, filter, ..Fields::default() };
+        Self { message: None, received_at: None, fields: OnceLock::from(Box::new(fields)) }
     }
 
     /// The actor that published the message.
     #[getter]
     fn sender(&self) -> Option<&str> {
-        self.meta.from.as_deref()
+        self.fields().sender.as_deref()
     }
 
     /// What kind of actor that is.
     #[getter]
     fn sender_type(&self) -> Option<&str> {
-        self.meta.from_type.as_deref()
+        self.fields().sender_type.as_deref()
     }
 
     /// When the broker received it, in milliseconds since 1970.
     #[getter]
     fn timestamp(&self) -> Option<u64> {
-        self.meta.timestamp
+        self.fields().timestamp
     }
 
     /// Whether it is replayed from the broker's history.
     #[getter]
     fn is_replay(&self) -> bool {
-        self.meta.is_replay
+        self.fields().is_replay
     }
 
     /// The same for all who receive it; what `ack` takes.
     #[getter]
     fn msg_id(&self) -> Option<&str> {
-        self.meta.msg_id.as_deref()
+        self.fields().msg_id.as_deref()
     }
 
     /// The filter value it was published with.
     #[getter]
     fn filter(&self) -> Option<&str> {
-        self.meta.filter.as_deref()
+        self.fields().filter.as_deref()
     }
 
     /// The subscription that it came for.
     #[getter]
     fn topic(&self) -> Option<&str> {
-        self.topic.as_deref()
+        self.fields().topic.as_deref()
     }
 
     /// Whether the broker waits for an acknowledgement.
     #[getter]
     fn requires_ack(&self) -> bool {
-        self.meta.requires_ack
+        self.fields().requires_ack
     }
 
     /// Whether it was kept by the broker, and the subscribe brought it.
     #[getter]
     fn retained(&self) -> bool {
-        self.meta.retained
+        self.fields().retained
     }
 
     /// Whether another member of the group had it before.
     #[getter]
     fn redelivered(&self) -> bool {
-        self.meta.redelivered
+        self.fields().redelivered
     }
 
     /// Its number in the project.
     #[getter]
     fn seq(&self) -> Option<u64> {
-        self.meta.seq
+        self.fields().seq
     }
 
     /// The topic that it was published to, where that is not the subscription.
     #[getter]
     fn source_topic(&self) -> Option<&str> {
-        self.meta.source_topic.as_deref()
+        self.fields().source_topic.as_deref()
     }
 
     /// When this client handed it over, in seconds since 1970.
@@ -114,16 +166,16 @@ impl MessageMeta {
     /// A W3C `traceparent`.
     #[getter]
     fn trace(&self) -> Option<&str> {
-        self.meta.trace.as_deref()
+        self.fields().trace.as_deref()
     }
 
     fn __repr__(&self) -> String {
         let text =
             |value: Option<&str>| value.map_or_else(|| "None".to_owned(), |value| format!("{value:?}"));
-        let Meta { from, timestamp, is_replay, msg_id, filter, .. } = &self.meta;
+        let Fields { sender, timestamp, is_replay, msg_id, filter, .. } = self.fields();
         format!(
             "MessageMeta(sender={}, timestamp={}, is_replay={}, msg_id={}, filter={})",
-            text(from.as_deref()),
+            text(sender.as_deref()),
             timestamp.map_or_else(|| "None".to_owned(), |timestamp| timestamp.to_string()),
             if *is_replay { "True" } else { "False" },
             text(msg_id.as_deref()),

@@ -115,9 +115,14 @@ impl Queue {
         self.number
     }
 
-    /// What waits; `spare` takes its place.
-    pub(crate) fn take(&self, spare: Vec<Item>) -> Vec<Item> {
-        std::mem::replace(&mut lock(&self.items), spare)
+    /// What waits.
+    pub(crate) fn take(&self) -> Vec<Item> {
+        std::mem::take(&mut lock(&self.items))
+    }
+
+    /// Has the loop come to this client.
+    pub(crate) fn notify(&self) {
+        self.waker.notify(self.number);
     }
 
     pub(crate) fn push(&self, item: Item) {
@@ -130,7 +135,7 @@ impl Queue {
         items.append(new);
         drop(items);
         if was_empty {
-            self.waker.notify(self.number);
+            self.notify();
         }
     }
 

@@ -25,9 +25,17 @@ pub(crate) struct Receipt {
     state: Mutex<State>,
 }
 
+/// What is left to do when a publish is complete.
+#[derive(Default)]
+pub(crate) struct Completion {
+    /// To be called with the error or `None`.
+    pub(crate) callback: Option<Py<PyAny>>,
+    pub(crate) error: Option<Py<PyAny>>,
+}
+
 enum State {
     Open { callback: Option<Py<PyAny>>, waiting: Vec<Py<PyAny>> },
-    Done(event::Receipt),
+    Done(Box<event::Receipt>),
     Failed { error: Py<PyAny>, msg_ref: Option<String> },
 }
 
@@ -44,11 +52,11 @@ impl Receipt {
         Self { request, topic: topic.to_owned(), qos, loop_, is_emit, state }
     }
 
-    /// Notes the outcome and tells those who wait. Returns the callback, which is to be called with the error or `None`, and that.
+    /// Notes the outcome and tells those who wait.
     pub(crate) fn complete(
         this: &Bound<'_, Self>,
-        result: Result<event::Receipt, Error>,
-    ) -> PyResult<(Option<Py<PyAny>>, Option<Py<PyAny>>)> {
+        result: Result<Box<event::Receipt>, Error>,
+    ) -> PyResult<Completion> {
         let py = this.py();
         let (state, error) = match result {
             Ok(receipt) => (State::Done(receipt), None),
@@ -62,14 +70,14 @@ impl Receipt {
             }
         };
         let before = std::mem::replace(&mut *this.get().lock(), state);
-        let State::Open { callback, waiting } = before else { return Ok((None, None)) };
+        let State::Open { callback, waiting } = before else { return Ok(Completion::default()) };
         for future in waiting {
             let future = future.bind(py);
             if !future.call_method0("done")?.is_truthy()? {
                 future.call_method1("set_result", (this,))?;
             }
         }
-        Ok((callback, error))
+        Ok(Completion { callback, error })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -242,6 +242,8 @@ fn token<'a>(reader: &mut Reader<'a>) -> PyResult<Token<'a>> {
     reader.token().map_err(|fault: msgpack::Error| PyValueError::new_err(fault.to_string()))
 }
 
+static TIMEDELTA: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+
 /// An aware `datetime`, where Python's has such a time.
 fn timestamp<'py>(py: Python<'py>, bytes: &[u8]) -> Option<Bound<'py, PyAny>> {
     let (seconds, nanos): (i64, u32) = match bytes.len() {
@@ -256,7 +258,6 @@ fn timestamp<'py>(py: Python<'py>, bytes: &[u8]) -> Option<Bound<'py, PyAny>> {
         }
         _ => return None,
     };
-    static TIMEDELTA: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let since =
         TIMEDELTA.import(py, "datetime", "timedelta").ok()?.call1((0, seconds, nanos / 1_000)).ok()?;
     epoch(py).ok()?.add(since).ok()

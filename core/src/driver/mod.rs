@@ -166,6 +166,8 @@ struct Driver<H> {
     endings: Vec<Ending>,
     /// Inputs since the turn began.
     taken: u32,
+    /// The time, as of the last input that was no message.
+    now: Duration,
 }
 
 /// A client over this transport: the handle to it, and the future that drives it, which must run on tokio and ends when the last
@@ -192,6 +194,7 @@ pub fn drive<H: Host>(
         alarm: Alarm::default(),
         endings: Vec::new(),
         taken: 0,
+        now: Duration::ZERO,
     };
     (handle, async move { driver().run().await })
 }
@@ -215,7 +218,11 @@ impl<H: Host> Driver<H> {
     }
 
     fn take(&mut self, input: Input) {
-        let now = self.clock.now();
+        // Messages that come together share a time.
+        if self.taken <= 1 || !matches!(input, Input::Received(_, Received::Frame(_))) {
+            self.now = self.clock.now();
+        }
+        let now = self.now;
         match input {
             Input::Opened(id, Ok(link)) => {
                 self.wire = Wire::Open { id, link, out: VecDeque::new(), out_bytes: 0, broken: None };

@@ -11,7 +11,7 @@ use nolag_protocol::frame::{Ack, BatchAck, Ids, Message as Frame};
 
 use super::effects::Effects;
 use super::subscriptions::Subscriptions;
-use crate::event::{Event, Message, Meta, Topic, Warning};
+use crate::event::{Event, Message, Topic, Warning};
 use crate::options::{AckMode, Options};
 
 /// How many acknowledgements may wait for a connection (client-api 7.4).
@@ -110,23 +110,13 @@ impl Inbox {
             msg_id: frame.msg_id.map(Into::into),
             requires_ack,
         });
-        let text = |field: Option<&str>| field.map(str::to_owned);
-        let meta = Meta {
-            msg_id: text(frame.msg_id),
-            requires_ack,
+        fx.event(Event::Message(Message {
+            delivery: self.next,
+            topic,
+            data: bytes.slice_ref(frame.data.bytes),
             is_replay: frame.is_replay == Some(true),
-            retained: frame.retained == Some(true),
-            redelivered: frame.redelivered == Some(true),
-            from: text(frame.from),
-            from_type: text(frame.from_type),
-            filter: text(frame.filter.filter(|filter| *filter != "#")), // an artefact of kraken 0.4 (K-039)
-            timestamp: frame.timestamp,
-            source_topic: text(frame.source_topic),
-            seq: frame.seq,
-            trace: text(frame.trace),
-        };
-        let data = bytes.slice_ref(frame.data.bytes);
-        fx.event(Event::Message(Message { delivery: self.next, topic, data, meta }));
+            frame: bytes.clone(),
+        }));
     }
 
     /// What the host did with messages.
@@ -141,10 +131,17 @@ impl Inbox {
             Dispatched::UpTo(_) => {}
             Dispatched::Finished(reports) => {
                 for (delivery, succeeded) in reports {
-                    let found = self.handed_out.binary_search_by_key(&delivery, |message| message.delivery);
-                    let Some(message) = found.ok().and_then(|index| self.handed_out.remove(index)) else {
-                        continue;
+                    // Mostly it is the oldest.
+                    let is_oldest =
+                        self.handed_out.front().is_some_and(|message| message.delivery == delivery);
+                    let found = if is_oldest {
+                        self.handed_out.pop_front()
+                    } else {
+                        let found =
+                            self.handed_out.binary_search_by_key(&delivery, |message| message.delivery);
+                        found.ok().and_then(|index| self.handed_out.remove(index))
                     };
+                    let Some(message) = found else { continue };
                     self.finished(fx, options, message, succeeded);
                 }
             }

@@ -147,7 +147,7 @@ impl Lobbies {
                     (Some(before), Some(data)) if before != data => (Change::Update, data.clone()),
                     _ => continue,
                 };
-                fx.event(Event::Lobby(LobbyChange {
+                fx.event(Event::Lobby(Box::new(LobbyChange {
                     lobby: Some(lobby.to_owned()),
                     lobby_id: lobby.to_owned(),
                     room: Some(key.0.clone()),
@@ -156,7 +156,7 @@ impl Lobbies {
                     change,
                     data,
                     synthetic: true,
-                }));
+                })));
             }
         }
         watch.known = now;
@@ -208,7 +208,7 @@ impl Lobbies {
                 watch.known.insert(key, data.clone());
             }
         }
-        fx.event(Event::Lobby(LobbyChange {
+        fx.event(Event::Lobby(Box::new(LobbyChange {
             lobby: slug,
             lobby_id: frame.lobby_id.to_owned(),
             room,
@@ -217,7 +217,7 @@ impl Lobbies {
             change,
             data,
             synthetic: false,
-        }));
+        })));
     }
 
     /// A watch that was on its way when the connection went: its callers wait for the next one.

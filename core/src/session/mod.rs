@@ -158,7 +158,7 @@ pub enum Reply {
     /// It is done.
     Done,
     /// A publish was.
-    Receipt(Receipt),
+    Receipt(Box<Receipt>),
     /// Who is in a room.
     Presence(Vec<Actor>),
     /// Who is in a lobby's rooms.

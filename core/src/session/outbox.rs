@@ -546,7 +546,7 @@ impl Entry {
             queued: self.first_written.saturating_sub(self.called),
             latency: fx.now.saturating_sub(written),
         };
-        fx.complete(request, Ok(Reply::Receipt(receipt)));
+        fx.complete(request, Ok(Reply::Receipt(Box::new(receipt))));
     }
 
     fn frame(&self, refer: bool) -> Vec<u8> {

@@ -329,7 +329,7 @@ impl Roster {
         for (id, before) in &self.actors {
             let gone = listed.get(id).is_none_or(|now| now.connections.is_empty());
             if gone && !before.connections.is_empty() {
-                fx.event(Event::Presence(Change::Leave, before.clone()));
+                fx.event(Event::Presence(Change::Leave, Box::new(before.clone())));
             }
         }
         for (id, now) in &listed {
@@ -337,9 +337,9 @@ impl Roster {
                 continue; // a record of an actor that is not there
             }
             match self.actors.get(id).filter(|before| !before.connections.is_empty()) {
-                None => fx.event(Event::Presence(Change::Join, now.clone())),
+                None => fx.event(Event::Presence(Change::Join, Box::new(now.clone()))),
                 Some(before) if before.presence != now.presence || before.connections != now.connections => {
-                    fx.event(Event::Presence(Change::Update, now.clone()));
+                    fx.event(Event::Presence(Change::Update, Box::new(now.clone())));
                 }
                 Some(_) => {}
             }
@@ -358,7 +358,7 @@ impl Roster {
                 if let Some(record) = self.actors.get_mut(&id) {
                     record.status = Some("waking".into());
                 }
-                fx.event(Event::Presence(Change::Waking, actor));
+                fx.event(Event::Presence(Change::Waking, Box::new(actor)));
                 false
             }
             (Change::Join | Change::Update, None) => {
@@ -369,21 +369,21 @@ impl Roster {
                 if change == Change::Join {
                     self.fresh = Some((id.clone(), joined.presence.clone()));
                 }
-                fx.event(Event::Presence(Change::Join, joined.clone()));
+                fx.event(Event::Presence(Change::Join, Box::new(joined.clone())));
                 self.actors.insert(id, joined);
                 false
             }
             (Change::Join, Some(known)) => {
                 known.connections.push(actor.presence.clone());
                 known.presence = actor.presence;
-                fx.event(Event::Presence(Change::Update, known.clone()));
+                fx.event(Event::Presence(Change::Update, Box::new(known.clone())));
                 true
             }
             (Change::Update, Some(_)) if fresh == Some((id, actor.presence.clone())) => false,
             (Change::Update, Some(known)) if known.connections.len() == 1 => {
                 known.connections[0] = actor.presence.clone();
                 known.presence = actor.presence;
-                fx.event(Event::Presence(Change::Update, known.clone()));
+                fx.event(Event::Presence(Change::Update, Box::new(known.clone())));
                 false
             }
             (Change::Update, Some(_)) => true,
@@ -394,7 +394,7 @@ impl Roster {
             (Change::Leave, Some(known)) => {
                 let left = known.clone();
                 self.actors.shift_remove(&left.actor_id);
-                fx.event(Event::Presence(Change::Leave, left));
+                fx.event(Event::Presence(Change::Leave, Box::new(left)));
                 false
             }
             (Change::Leave, None) => false,

@@ -109,7 +109,7 @@ impl Rig {
                     self.closed.push((code, reason, abort));
                 }
                 Output::NeedToken { call, request } => {
-                    self.token_calls.push((call, request.reason, self.now))
+                    self.token_calls.push((call, request.reason, self.now));
                 }
                 Output::WakeAt(at) => self.wake = at,
                 Output::Event(event) => self.events.push_back(event),

@@ -986,10 +986,10 @@ class NoLag:
         self._on_error(error)
         self._fire("error", error)
 
-    def _spawn(self, result: Any, topic: str | None = None, msg_id: str | None = None) -> None:
+    def _spawn(self, result: Any, meta: MessageMeta | None = None) -> None:
         """Run what a handler returned, if that is a coroutine."""
         if asyncio.iscoroutine(result):
-            self._start(self._guard(result, topic, msg_id))
+            self._start(self._guard(result, meta))
 
     def _start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         if self._loop is None:  # a client has a loop before it has anything to run
@@ -999,14 +999,11 @@ class NoLag:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _guard(self, work: Awaitable[Any], topic: str | None, msg_id: str | None) -> bool:
-        """Await a handler; whether it succeeded."""
+    async def _guard(self, work: Awaitable[Any], meta: MessageMeta | None) -> None:
         try:
             await work
         except Exception as failure:  # noqa: BLE001 — whatever it is, it is told
-            self._handler_failed(failure, topic, msg_id)
-            return False
-        return True
+            self._handler_failed(failure, meta and meta.topic, meta and meta.msg_id)
 
     def _replayed(self) -> None:
         """One of the replayed messages has come."""

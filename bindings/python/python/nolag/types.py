@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
@@ -240,29 +241,32 @@ PublishOptions = EmitOptions
 
 
 class _Readable:
-    """Fields that can be read like a dict's, as the broker sends them."""
+    """Fields that can be read like a dict's too, also by the names that they have on the wire (`actorTokenId`)."""
 
     __slots__ = ()
 
     def __getitem__(self, key: str) -> Any:
-        try:
-            return getattr(self, key)
-        except AttributeError:
-            raise KeyError(key) from None
+        if key not in self:
+            raise KeyError(key)
+        return getattr(self, _snake(key))
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and key in self.keys()
+        return isinstance(key, str) and _snake(key) in self.keys()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())
 
     def keys(self) -> list[str]:
         """Give the names of the fields."""
-        return list(self.__dataclass_fields__)  # type: ignore[attr-defined]
+        return [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
 
     def get(self, key: str, default: Any = None) -> Any:
         """Give a field, or the default where there is no such field."""
-        return getattr(self, key) if key in self.keys() else default
+        return self[key] if key in self else default
+
+
+def _snake(name: str) -> str:
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)
 
 
 @dataclass
