@@ -79,7 +79,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Core {
     /// A client that is not connected yet. `token` is `None` where the owner's `_fetch_token` gives one.
     #[new]
-    #[pyo3(signature = (owner, loop_, watcher, url, token, options, ca=None))]
+    #[pyo3(signature = (owner, loop_, watcher, url, token, options, ca=None, debug=false))]
     #[allow(clippy::needless_pass_by_value, clippy::too_many_arguments)] // as Python hands them over
     fn new(
         py: Python<'_>,
@@ -90,6 +90,7 @@ impl Core {
         token: Option<String>,
         options: &Bound<'_, PyDict>,
         ca: Option<Vec<u8>>,
+        debug: bool,
     ) -> PyResult<Self> {
         let asks = token.is_none();
         let options = settings::options(token, options)?;
@@ -98,7 +99,7 @@ impl Core {
         let queue = watcher.get().queue();
         let provider = asks.then(|| provider(Arc::clone(&queue)));
         let (default_qos, after_handler) = (options.qos, options.ack_mode == AckMode::AfterHandler);
-        let sender = Sender { queue: Arc::clone(&queue), turn: Vec::new() };
+        let sender = Sender { queue: Arc::clone(&queue), turn: Vec::new(), debug };
         let (handle, driver) = drive(options, Box::new(native), provider, sender);
         runtime::handle().map_err(|fault| PyOSError::new_err(fault.to_string()))?.spawn(driver);
         Ok(Self {
@@ -369,10 +370,23 @@ impl Core {
         let dict = PyDict::new(py);
         dict.set_item("connects", stats.connects)?;
         dict.set_item("connect_failures", stats.connect_failures)?;
+        dict.set_item("reconnects", stats.reconnects)?;
+        dict.set_item("downtime", stats.downtime.as_secs_f64())?;
+        dict.set_item("frames_in", stats.frames_in)?;
+        dict.set_item("frames_out", stats.frames_out)?;
+        dict.set_item("bytes_in", stats.bytes_in)?;
+        dict.set_item("bytes_out", stats.bytes_out)?;
+        dict.set_item("published", stats.published)?;
+        dict.set_item("publish_failures", stats.publish_failures)?;
+        dict.set_item("queue_dropped", stats.queue_dropped)?;
         dict.set_item("queue_messages", stats.outbox.queued)?;
         dict.set_item("queue_bytes", stats.outbox.queued_bytes)?;
         dict.set_item("in_flight", stats.outbox.in_flight)?;
+        dict.set_item("received", stats.received)?;
         dict.set_item("duplicates", stats.duplicates)?;
+        dict.set_item("gaps", stats.gaps)?;
+        dict.set_item("acks_sent", stats.acks_sent)?;
+        dict.set_item("ack_backlog", stats.ack_backlog)?;
         dict.set_item("decode_errors", stats.decode_errors)?;
         dict.set_item("subscriptions", stats.topics)?;
         dict.set_item("rtt", stats.round_trip.map(|time| time.as_secs_f64()))?;
@@ -475,6 +489,9 @@ impl Core {
                 None => Ok(()),
             },
             Item::Complete(request, result) => self.complete(owner, request, result),
+            Item::Frame(sent, kind, bytes) => {
+                owner.call_method1(intern!(py, "_log_frame"), (sent, kind, bytes)).map(|_| ())
+            }
             Item::Token(request, reply) => {
                 let reason = match request.reason {
                     TokenReason::Initial => "initial",

@@ -23,6 +23,8 @@ pub(crate) enum Item {
     Event(Event),
     Complete(RequestId, Result<Reply, Error>),
     Token(TokenRequest, oneshot::Sender<Result<Token, TokenFailure>>),
+    /// Sent or received, its kind, its bytes.
+    Frame(bool, &'static str, usize),
 }
 
 /// Wakes one event loop, and tells it which clients have something.
@@ -157,6 +159,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) struct Sender {
     pub(crate) queue: Arc<Queue>,
     pub(crate) turn: Vec<Item>,
+    /// Whether frames are logged.
+    pub(crate) debug: bool,
 }
 
 impl Host for Sender {
@@ -172,6 +176,14 @@ impl Host for Sender {
         if !self.turn.is_empty() {
             self.queue.append(&mut self.turn);
         }
+    }
+
+    fn frame(&mut self, sent: bool, kind: &'static str, bytes: usize) {
+        self.turn.push(Item::Frame(sent, kind, bytes));
+    }
+
+    fn wants_frames(&self) -> bool {
+        self.debug
     }
 
     fn dispatched(&mut self) -> Option<Dispatched> {

@@ -266,6 +266,14 @@ impl Host for Clerk {
         }
     }
 
+    fn frame(&mut self, sent: bool, kind: &'static str, bytes: usize) {
+        tracing::trace!(target: "nolag", sent, kind, bytes, "frame");
+    }
+
+    fn wants_frames(&self) -> bool {
+        tracing::enabled!(target: "nolag", tracing::Level::TRACE)
+    }
+
     fn dispatched(&mut self) -> Option<Dispatched> {
         let finished = std::mem::take(&mut *lock(&self.desk.finished));
         (!finished.is_empty()).then_some(Dispatched::Finished(finished))

@@ -19,6 +19,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use nolag_protocol::frame::{ClientFrame, ServerFrame};
 use tokio::sync::mpsc;
 
 pub use transport::{Link, OpenFailure, Opening, Outgoing, Received, Transport};
@@ -53,6 +54,13 @@ pub trait Host: Send + 'static {
     fn flush(&mut self);
     /// What has become of messages since it was last asked. It is asked after [`Handle::poke`].
     fn dispatched(&mut self) -> Option<Dispatched>;
+    /// A frame is sent or came: what kind it is, if a known one, and its size in bytes. It is for logs, and told only where
+    /// [`wants_frames`](Self::wants_frames) says so.
+    fn frame(&mut self, _sent: bool, _kind: &'static str, _bytes: usize) {}
+    /// Whether frames are to be told.
+    fn wants_frames(&self) -> bool {
+        false
+    }
     /// Whether it takes more messages. While it does not, nothing is read, so that TCP slows the broker down. It is asked
     /// after [`Handle::poke`].
     fn has_room(&self) -> bool;
@@ -233,6 +241,12 @@ impl<H: Host> Driver<H> {
                 self.session.transport(now, id, Happening::Failed { code, message, retry_after });
             }
             Input::Received(id, received) => {
+                if let Received::Frame(frame) = &received
+                    && self.host.wants_frames()
+                {
+                    let kind = ServerFrame::decode(frame).ok().and_then(|frame| frame.known_kind());
+                    self.host.frame(false, kind_of(frame, kind), frame.len());
+                }
                 let ended = matches!(received, Received::Closed { .. } | Received::Failed { .. });
                 if ended {
                     self.wire = Wire::None;
@@ -270,6 +284,10 @@ impl<H: Host> Driver<H> {
                     if let Wire::Open { id, out, out_bytes, .. } = &mut self.wire
                         && *id == link
                     {
+                        if self.host.wants_frames() {
+                            let kind = ClientFrame::decode(&frame).ok().and_then(|frame| frame.known_kind());
+                            self.host.frame(true, kind_of(&frame, kind), frame.len());
+                        }
                         *out_bytes += frame.len();
                         out.push_back(frame);
                     }
@@ -372,6 +390,11 @@ impl<H: Host> Driver<H> {
         *out_bytes = out.iter().map(Bytes::len).sum();
         broken.is_some()
     }
+}
+
+/// The kind of a frame for people.
+fn kind_of(frame: &Bytes, kind: Option<&'static str>) -> &'static str {
+    if frame.is_empty() { "heartbeat" } else { kind.unwrap_or("unknown") }
 }
 
 fn log(event: &Event) {

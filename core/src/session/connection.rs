@@ -223,6 +223,8 @@ pub(super) struct Connection {
     pub(super) after_loss: bool,
     /// When the lost connection last received anything.
     pub(super) silent_since: Option<Duration>,
+    /// When a connection was lost that is not back yet.
+    pub(super) lost_at: Option<Duration>,
     pub(super) offline: bool,
     pub(super) suspended: bool,
     /// The token of this attempt, and when it ends.
@@ -249,6 +251,7 @@ impl Connection {
             ever_connected: false,
             after_loss: false,
             silent_since: None,
+            lost_at: None,
             offline: false,
             suspended: false,
             token: None,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::{LinkId, Output, Reply, RequestId};
+use super::{LinkId, Output, Reply, RequestId, Stats};
 use crate::event::{Event, Warning};
 use crate::{Error, Options};
 
@@ -19,6 +19,8 @@ pub(super) struct Effects {
     /// What the broker speaks; 1 until it says more (K-004).
     pub(super) protocol_version: u64,
     pub(super) rng: fastrand::Rng,
+    /// What has been counted so far.
+    pub(super) counts: Stats,
     out: VecDeque<Output>,
     open_calls: usize,
     ref_prefix: String,
@@ -35,6 +37,7 @@ impl Effects {
             link: None,
             protocol_version: 1,
             rng,
+            counts: Stats::default(),
             out: VecDeque::new(),
             open_calls: 0,
             ref_prefix,
@@ -102,8 +105,15 @@ impl Effects {
     /// Sends a frame; without an authenticated connection there is nothing to send on, and it is let go.
     pub(super) fn send(&mut self, frame: Vec<u8>) {
         if let Some(link) = self.link {
-            self.out.push_back(Output::Send { link, frame: Bytes::from(frame) });
+            self.send_on(link, frame);
         }
+    }
+
+    /// Sends a frame on a connection that need not be authenticated.
+    pub(super) fn send_on(&mut self, link: LinkId, frame: Vec<u8>) {
+        self.counts.frames_out += 1;
+        self.counts.bytes_out += frame.len() as u64;
+        self.out.push_back(Output::Send { link, frame: Bytes::from(frame) });
     }
 
     /// A reference no other request of this client has (features 3).

@@ -29,7 +29,7 @@ impl Session {
                     match nolag_protocol::json::to_msgpack(&text) {
                         Ok(Some(frame)) => self.received(&Bytes::from(frame)),
                         Ok(None) => {}
-                        Err(_) => self.counts.decode_errors += 1,
+                        Err(_) => self.fx.counts.decode_errors += 1,
                     }
                 }
                 Transport::Closed { code, reason } => self.closed_by_peer(code, &reason),
@@ -43,6 +43,8 @@ impl Session {
 
     fn received(&mut self, bytes: &Bytes) {
         let now = self.fx.now;
+        self.fx.counts.frames_in += 1;
+        self.fx.counts.bytes_in += bytes.len() as u64;
         if let Some(up) = self.connection.up() {
             up.heart.received(now, bytes.is_empty());
             self.outbox.received(now);
@@ -54,7 +56,7 @@ impl Session {
             Ok(ServerFrame::AuthReply(reply)) => self.auth_reply(&reply),
             Ok(frame) if self.fx.link.is_some() => self.frame(bytes, &frame),
             Ok(_) => {}
-            Err(_) => self.counts.decode_errors += 1,
+            Err(_) => self.fx.counts.decode_errors += 1,
         }
     }
 

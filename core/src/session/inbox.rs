@@ -104,6 +104,7 @@ impl Inbox {
             }
         }
         self.next += 1;
+        fx.counts.received += 1;
         self.handed_out.push_back(HandedOut {
             delivery: self.next,
             topic: topic.clone(),
@@ -205,6 +206,7 @@ impl Inbox {
             return;
         }
         self.send_at = None;
+        fx.counts.acks_sent += self.acks.len() as u64;
         for batch in std::mem::take(&mut self.acks).chunks(MAX_BATCH) {
             match batch {
                 [msg_id] => fx.send(Ack { msg_id }.to_vec()),
@@ -249,6 +251,11 @@ impl Inbox {
 
     pub(super) fn deadline(&self) -> Option<Duration> {
         self.send_at
+    }
+
+    /// How many acknowledgements wait.
+    pub(super) fn ack_backlog(&self) -> usize {
+        self.acks.len()
     }
 
     /// Repeats that were dropped.

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
 use nolag_protocol::PROTOCOL_VERSION;
 use nolag_protocol::frame::{Auth, AuthReply, Lenient, Reauth, Version};
 
@@ -180,9 +179,9 @@ impl Session {
             project_id: self.options.project_id.as_deref(),
             features: Vec::new(), // with the negotiated features
         };
-        let frame = Bytes::from(frame.to_vec());
+        let frame = frame.to_vec();
         self.connection.token = Some((token, expires_in));
-        self.fx.push(Output::Send { link, frame });
+        self.fx.send_on(link, frame);
     }
 
     /// The broker's answer to `auth`.
@@ -200,7 +199,9 @@ impl Session {
         self.connection.ever_connected = true;
         self.connection.rejected = None;
         self.connection.last_error = None;
-        self.counts.connects += 1;
+        self.fx.counts.connects += 1;
+        let away = self.connection.lost_at.take().map(|at| self.fx.now.saturating_sub(at));
+        self.fx.counts.downtime += away.unwrap_or_default();
         self.actor_id = frame.actor_token_id.map(str::to_owned);
         self.fx.link = Some(link);
         self.fx.protocol_version = frame.protocol_version.unwrap_or(1);
@@ -241,6 +242,7 @@ impl Session {
             let gap = |topic| Gap { topic, reason: "unsupported".into(), since }; // with `recover`, the broker's reason
             ready.gaps = interrupted.into_iter().map(gap).collect();
             for gap in &ready.gaps {
+                self.fx.counts.gaps += 1;
                 self.fx.event(Event::Gap(gap.clone()));
             }
         }
@@ -248,6 +250,7 @@ impl Session {
         self.outbox.open();
         self.fx.event(Event::Ready(ready));
         if after_loss {
+            self.fx.counts.reconnects += 1;
             self.fx.event(Event::Reconnected);
         }
         let timeout = self.options.ack_timeout;
@@ -278,10 +281,11 @@ impl Session {
             let (since, last_received) = (up.since, up.heart.last_received);
             self.connection.ended(self.fx.now, since);
             self.connection.silent_since = Some(last_received);
+            self.connection.lost_at = Some(self.fx.now);
             self.connection.after_loss = true;
             true
         } else {
-            self.counts.connect_failures += 1;
+            self.fx.counts.connect_failures += 1;
             false
         };
         self.fx.link = None;

@@ -296,13 +296,39 @@ pub enum Output {
     },
 }
 
-/// What counts, for `stats()` and tests.
+/// What counts. Numbers of events count from the session's start and never decrease (client-api 14).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Connections that were authenticated.
     pub connects: u64,
     /// Attempts that failed.
     pub connect_failures: u64,
+    /// Connections that were lost and are back.
+    pub reconnects: u64,
+    /// How long those were away, together.
+    pub downtime: Duration,
+    /// Frames that came, heartbeats included.
+    pub frames_in: u64,
+    /// Frames that were sent, heartbeats included.
+    pub frames_out: u64,
+    /// Bytes of the frames that came.
+    pub bytes_in: u64,
+    /// Bytes of the frames that were sent.
+    pub bytes_out: u64,
+    /// Publishes that succeeded.
+    pub published: u64,
+    /// Publishes that failed, but for those that the queue could not keep.
+    pub publish_failures: u64,
+    /// Publishes that the queue could not keep.
+    pub queue_dropped: u64,
+    /// Messages that were handed out.
+    pub received: u64,
+    /// Subscriptions that missed messages.
+    pub gaps: u64,
+    /// Messages that were acknowledged.
+    pub acks_sent: u64,
+    /// Acknowledgements that wait.
+    pub ack_backlog: usize,
     /// Publishes that wait or are in flight.
     pub outbox: Depth,
     /// Repeated messages that were dropped.
@@ -338,7 +364,6 @@ pub struct Session {
     recovery: Option<Ready>,
     reported: State,
     told_deadline: Option<Duration>,
-    counts: Stats,
 }
 
 impl Session {
@@ -364,7 +389,6 @@ impl Session {
             recovery: None,
             reported: State::Idle,
             told_deadline: None,
-            counts: Stats::default(),
         }
     }
 
@@ -460,7 +484,8 @@ impl Session {
             open_calls: self.fx.open_calls(),
             remembered_ids: self.inbox.remembered(),
             topics: self.subscriptions.len(),
-            ..self.counts
+            ack_backlog: self.inbox.ack_backlog(),
+            ..self.fx.counts
         }
     }
 }

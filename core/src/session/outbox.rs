@@ -524,6 +524,10 @@ impl Outbox {
 
 impl Entry {
     fn fail(self, fx: &mut Effects, error: Error) {
+        match error {
+            Error::Queue { .. } => fx.counts.queue_dropped += 1,
+            _ => fx.counts.publish_failures += 1,
+        }
         match self.request {
             Some(request) => fx.complete(request, Err(error)),
             None => fx.error(error), // nobody waits, and nothing is silent (client-api 1)
@@ -531,6 +535,7 @@ impl Entry {
     }
 
     fn succeed(self, fx: &mut Effects, outcome: Outcome, level: Option<String>, written: Duration) {
+        fx.counts.published += 1;
         let Some(request) = self.request else { return };
         let receipt = Receipt {
             msg_ref: self.msg_ref,

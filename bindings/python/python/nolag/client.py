@@ -134,6 +134,7 @@ class NoLag:
         self._last_room: tuple[str | None, str | None] = (None, None)
         self._replay: dict[str, int] | None = None
         self._acks_after_handler = False
+        self._handler_errors = 0
 
     # What can be read without awaiting.
 
@@ -214,7 +215,8 @@ class NoLag:
 
     def stats(self) -> Stats:
         """Give what counts, as of a moment ago."""
-        return Stats(**self._core.stats()) if self._core is not None else Stats(*[0] * 8, rtt=None)
+        counts = self._core.stats() if self._core is not None else {}
+        return Stats(**counts, handler_errors=self._handler_errors)
 
     def __repr__(self) -> str:
         """Show state and URL, not the token."""
@@ -679,8 +681,9 @@ class NoLag:
             raise error
         token = self._token if isinstance(self._token, str) and self._provider is None else None
         settings = _settings.native(self._options)
+        certificates = _settings.ca(self._options.tls)
         core = Core(
-            self, loop, watcher(loop), url, token, settings, _settings.ca(self._options.tls)
+            self, loop, watcher(loop), url, token, settings, certificates, self._options.debug
         )
         core.enter()
         if self._options.debug:
@@ -871,6 +874,9 @@ class NoLag:
                 self._replay = None
             self._fire(name, payload)
 
+    def _log_frame(self, sent: bool, kind: str, size: int) -> None:  # noqa: FBT001 — native
+        logger.debug("%s %s, %d bytes", "→" if sent else "←", kind, size)
+
     def _on_state(self, before: str, now: str, reason: str, close_code: int | None) -> None:
         logger.debug("%s → %s (%s)", before, now, reason)
         self._state = now
@@ -979,6 +985,7 @@ class NoLag:
     def _handler_failed(
         self, failure: BaseException, topic: str | None, msg_id: str | None
     ) -> None:
+        self._handler_errors += 1
         error = HandlerError(f"a handler failed: {failure!r}")
         error.topic, error.msg_id = topic, msg_id
         error.__cause__ = failure

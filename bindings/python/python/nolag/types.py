@@ -336,16 +336,44 @@ class LobbyPresenceEvent(_Readable):
 class Stats:
     """What counts; the names are the same in every language."""
 
-    connects: int
-    connect_failures: int
-    queue_messages: int
-    queue_bytes: int
-    in_flight: int
-    duplicates: int
-    decode_errors: int
-    subscriptions: int
+    #: Connections that were accepted by the broker.
+    connects: int = 0
+    connect_failures: int = 0
+    reconnects: int = 0
+    #: How long lost connections were away, together, in seconds.
+    downtime: float = 0.0
+    frames_in: int = 0
+    frames_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    #: Publishes that succeeded.
+    published: int = 0
+    #: Publishes that failed, but for those that the queue could not keep.
+    publish_failures: int = 0
+    #: Publishes that the queue could not keep.
+    queue_dropped: int = 0
+    #: Publishes that wait now, and their payload.
+    queue_messages: int = 0
+    queue_bytes: int = 0
+    #: Publishes that wait for their answer now.
+    in_flight: int = 0
+    #: Messages that were handed out.
+    received: int = 0
+    #: Messages that came again, and were dropped.
+    duplicates: int = 0
+    #: Subscriptions that missed messages.
+    gaps: int = 0
+    acks_sent: int = 0
+    #: Acknowledgements that wait now.
+    ack_backlog: int = 0
+    #: Frames that could not be read.
+    decode_errors: int = 0
+    #: Topics that are subscribed now.
+    subscriptions: int = 0
+    #: Calls of handlers that failed.
+    handler_errors: int = 0
     #: The last heartbeat's round trip, in seconds.
-    rtt: float | None
+    rtt: float | None = None
 
 
 class Message:
