@@ -12,7 +12,7 @@ from nolag.errors import (
     AuthError,
     ClosedError,
     ConfigError,
-    ConnectionError,  # noqa: A004 — not in __all__, so that a star import leaves Python's own
+    ConnectionError,  # noqa: A004, F401 — not in __all__: a star import leaves Python's own
     EncodeError,
     HandlerError,
     NoLagEncodeError,
@@ -21,7 +21,7 @@ from nolag.errors import (
     NotConnectedError,
     QueueError,
     ServerError,
-    TimeoutError,  # noqa: A004 — the same
+    TimeoutError,  # noqa: A004, F401 — the same
 )
 from nolag.types import (
     ActorPresence,

@@ -1,4 +1,7 @@
-"""The mode "after_handler": a message is acknowledged when all its handlers have succeeded, however long they take."""
+"""The mode "after_handler".
+
+A message is acknowledged when all its handlers have succeeded, however long they take.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
+    from nolag._calls import Calls
     from nolag._handlers import Handler
     from nolag._native import MessageMeta
-    from nolag.client import NoLag
 
 
 class Handling:
-    """One message and its handlers, called in order; each that is asynchronous is awaited before the next."""
+    """One message and its handlers, called in order.
+
+    Each that is asynchronous is awaited before the next.
+    """
 
     def __init__(
         self,
-        client: NoLag,
+        client: Calls,
         message: tuple[str, Any, MessageMeta, int],
         of_topic: tuple[Handler, ...],
         of_any: tuple[Handler, ...],
@@ -35,7 +41,10 @@ class Handling:
         self._succeeded = True
 
     def advance(self) -> Awaitable[Any] | None:
-        """Call handlers until one returns something to await; without one, the message is handled."""
+        """Call handlers until one returns something to await.
+
+        Without one, the message is handled.
+        """
         while self._calls:
             handler, args = self._calls.popleft()
             try:
@@ -46,14 +55,14 @@ class Handling:
                 if inspect.isawaitable(result):
                     return result
         topic, data, meta, delivery = self._message
-        self._client._hand_to_readers(topic, data, meta, delivery, succeeded=self._succeeded)  # noqa: SLF001
+        self._client._hand_to_readers(topic, data, meta, delivery, succeeded=self._succeeded)
         return None
 
     def fail(self, failure: Exception) -> None:
         """Note that a handler failed."""
         self._succeeded = False
         topic, _, meta, _ = self._message
-        self._client._handler_failed(failure, topic, meta.msg_id)  # noqa: SLF001
+        self._client._handler_failed(failure, topic, meta.msg_id)
 
 
 class Chains:
@@ -63,7 +72,7 @@ class Chains:
         """Begin with none."""
         self._waiting: dict[str, deque[Handling]] = {}
 
-    def handle(self, client: NoLag, topic: str, handling: Handling) -> None:
+    def handle(self, client: Calls, topic: str, handling: Handling) -> None:
         """Handle a message now, or when those before it are handled."""
         waiting = self._waiting.get(topic)
         if waiting is not None:
@@ -72,7 +81,7 @@ class Chains:
         pending = handling.advance()
         if pending is not None:
             self._waiting[topic] = deque()
-            client._start(self._run(topic, handling, pending))  # noqa: SLF001
+            client._start(self._run(topic, handling, pending))
 
     def clear(self) -> None:
         """Begin nothing that waits."""

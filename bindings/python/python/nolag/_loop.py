@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from nolag._native import Watcher, forked
 from nolag.errors import ConfigError
+
+if TYPE_CHECKING:
+    import asyncio
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=forked)

@@ -1,12 +1,10 @@
-"""The native half; not for applications, but for the classes that `nolag` exports."""
-
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
-from nolag.client import NoLag
+from nolag._calls import Calls
 
-_Waiter = Callable[[Any, Any], Any]
+_Waiter: TypeAlias = Callable[[Any, Any], Any]
 
 def check_name(name: str) -> None: ...
 def check_payload(op: str, topic: str | None, data: Any) -> None: ...
@@ -16,7 +14,7 @@ def forked() -> None: ...
 class Core:
     def __new__(
         cls,
-        owner: NoLag,
+        owner: Calls,
         loop_: asyncio.AbstractEventLoop,
         watcher: Watcher,
         url: str,
@@ -92,8 +90,6 @@ class Watcher:
 
 @final
 class ExtType:
-    """A MessagePack extension value that has no Python type of its own. It can be sent again."""
-
     def __new__(cls, code: int, data: bytes) -> ExtType: ...
     @property
     def code(self) -> int: ...
@@ -105,8 +101,6 @@ class ExtType:
 
 @final
 class MessageMeta:
-    """What came with a message. A field that the broker did not send is `None`; nothing is invented."""
-
     def __new__(
         cls,
         sender: str | None = None,
@@ -148,8 +142,6 @@ class MessageMeta:
 
 @final
 class Receipt:
-    """What is known of a publish, which may not be answered yet: then `outcome` is `"queued"`."""
-
     @staticmethod
     def failed(loop_: asyncio.AbstractEventLoop, topic: str, error: BaseException) -> Receipt: ...
     @property

@@ -1,8 +1,8 @@
 """What can go wrong, and what the caller can do about it.
 
-Every error derives from `NoLagError` and says by `code` what happened, whether the same call may succeed later
-(`retryable`), whether the client has given up (`fatal`), and whether a publish that failed may have reached the broker all
-the same (`outcome_unknown`).
+Every error derives from `NoLagError` and says by `code` what happened, whether the same call may
+succeed later (`retryable`), whether the client has given up (`fatal`), and whether a publish that
+failed may have reached the broker all the same (`outcome_unknown`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 class NoLagError(Exception):
     """The base of all errors of this package."""
 
-    #: What happened, as a stable text. Of `NoLagServerError` it is the broker's number, as it always was.
+    #: What happened, as a stable text. Of `NoLagServerError` it is the broker's number, as it
+    #: always was.
     code: Any = "error"
     #: The same call may succeed later, unchanged.
     retryable: bool = False
@@ -38,7 +39,10 @@ class NoLagError(Exception):
 
 
 class ConfigError(NoLagError):
-    """A mistake in the program or its settings: `url_required`, `bad_url`, `bad_option` or `unsupported_runtime`."""
+    """A mistake in the program or its settings.
+
+    `url_required`, `bad_url`, `bad_option` or `unsupported_runtime`.
+    """
 
     code = "bad_option"
     fatal = True
@@ -51,19 +55,23 @@ class NotConnectedError(NoLagError):
     retryable = True
 
     def __init__(self, message: str = "Not connected") -> None:
+        """Say so."""
         super().__init__(message)
 
 
 class ConnectionError(NoLagError, builtins.ConnectionError):  # noqa: A001 — the suite's name in every language
     """The transport failed.
 
-    `dns`, `refused`, `tls`, `handshake_rejected`, `connect_timeout`, `lost`, `heartbeat_timeout` or `protocol_error`. The
-    client tries again by itself unless the error is fatal.
+    `dns`, `refused`, `tls`, `handshake_rejected`, `connect_timeout`, `lost`, `heartbeat_timeout` or
+    `protocol_error`. The client tries again by itself unless the error is fatal.
     """
 
 
 class AuthError(NoLagError):
-    """The broker refused the token or the connection: `access_denied`, `token_expired`, …, or its own text."""
+    """The broker refused the token or the connection.
+
+    `access_denied`, `token_expired`, …, or its own text.
+    """
 
 
 class NoLagServerError(NoLagError):
@@ -98,13 +106,19 @@ class NoLagServerError(NoLagError):
 
 
 class TimeoutError(NoLagError, builtins.TimeoutError):  # noqa: A001 — the suite's name in every language
-    """No answer came in time: `ack_timeout`, `presence_timeout`, `lobby_timeout` or `flush_timeout`."""
+    """No answer came in time.
+
+    `ack_timeout`, `presence_timeout`, `lobby_timeout` or `flush_timeout`.
+    """
 
     retryable = True
 
 
 class QueueError(NoLagError):
-    """The queue of publishes could not keep a message: `queue_full`, `queue_expired` or `too_large`."""
+    """The queue of publishes could not keep a message.
+
+    `queue_full`, `queue_expired` or `too_large`.
+    """
 
 
 class NoLagEncodeError(NoLagError):
@@ -118,13 +132,17 @@ class NoLagEncodeError(NoLagError):
         self.topic = topic
         target = f" to '{topic}'" if topic else ""
         super().__init__(
-            f"Cannot encode payload for {op}{target}: {cause}. A payload is made of None, bool, int, float, str, bytes, "
-            "datetime, and lists and dicts of these."
+            f"Cannot encode payload for {op}{target}: {cause}. "
+            "A payload is made of None, bool, int, float, str, bytes, datetime, "
+            "and of lists and dicts of these."
         )
 
 
 class ClosedError(NoLagError):
-    """The client was closed (`closed`), gave up (`reconnect_exhausted`), or the call was withdrawn (`aborted`)."""
+    """The client was closed (`closed`), gave up (`reconnect_exhausted`).
+
+    Or the call was withdrawn (`aborted`).
+    """
 
     code = "closed"
 
@@ -166,7 +184,7 @@ def _from_native(kind: str, code: str, message: str, fields: dict[str, Any]) -> 
                 "maxSizeBytes": fields["max_size_bytes"],
             }
         )
-        error._local = fields["local"]  # noqa: SLF001 — of this module
+        error._local = fields["local"]
     elif kind == "encode":
         error = NoLagEncodeError(fields["op"], fields["topic"], message)
     else:

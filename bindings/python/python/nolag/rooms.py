@@ -48,7 +48,8 @@ class App:
 class Room:
     """One room: its topics, and who is there.
 
-    A broker without the feature `rooms` knows a room by its slug alone: equal slugs of two apps are one room to it.
+    A broker without the feature `rooms` knows a room by its slug alone: equal slugs of two apps are
+    one room to it.
     """
 
     def __init__(self, client: NoLag, app_name: str, room_name: str) -> None:
@@ -156,19 +157,19 @@ class Room:
 
     async def set_presence(self, data: Any) -> None:
         """Announce this client in the room, on every connection from now on."""
-        await self._client._set_presence(self._app_name, self._room_name, data)  # noqa: SLF001
+        await self._client._set_presence(self._app_name, self._room_name, data)
 
     async def clear_presence(self) -> None:
         """Leave the room."""
-        await self._client._set_presence(self._app_name, self._room_name, None)  # noqa: SLF001
+        await self._client._set_presence(self._app_name, self._room_name, None)
 
     def get_presence(self) -> dict[str, ActorPresence]:
         """Tell who is in the room, as far as is known without asking."""
-        return self._client._roster(self._app_name, self._room_name)  # noqa: SLF001
+        return self._client._roster(self._app_name, self._room_name)
 
     async def fetch_presence(self) -> list[ActorPresence]:
         """Ask the broker who is in the room."""
-        return await self._client._fetch_presence(self._app_name, self._room_name)  # noqa: SLF001
+        return await self._client._fetch_presence(self._app_name, self._room_name)
 
 
 class Lobby:
@@ -187,15 +188,15 @@ class Lobby:
 
     async def subscribe(self) -> LobbyPresenceState:
         """Watch the lobby, on every connection from now on, and tell who is in its rooms."""
-        return await self._client._lobby("watch_lobby", self._lobby_id)  # noqa: SLF001
+        return await self._client._lobby("watch_lobby", self._lobby_id)
 
     def unsubscribe(self) -> Awaitable[None]:
         """Watch it no more. It need not be awaited."""
-        return self._client._unwatch(self._lobby_id)  # noqa: SLF001
+        return self._client._unwatch(self._lobby_id)
 
     async def fetch_presence(self) -> LobbyPresenceState:
         """Ask who is in its rooms."""
-        return await self._client._lobby("fetch_lobby", self._lobby_id)  # noqa: SLF001
+        return await self._client._lobby("fetch_lobby", self._lobby_id)
 
     def _event(self, event: str) -> str:
         return f"lobby:{self._lobby_id}:presence:{event.removeprefix('presence:')}"

@@ -11,8 +11,10 @@ from nolag.types import Message
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from typing_extensions import Self
+
+    from nolag._calls import Calls
     from nolag._native import MessageMeta
-    from nolag.client import NoLag
     from nolag.errors import NoLagError
 
 
@@ -21,7 +23,7 @@ class Ticket:
 
     __slots__ = ("_client", "_count", "_delivery", "_succeeded")
 
-    def __init__(self, client: NoLag, delivery: int, count: int) -> None:
+    def __init__(self, client: Calls, delivery: int, count: int) -> None:
         """Wait for so many."""
         self._client = client
         self._delivery = delivery
@@ -33,20 +35,21 @@ class Ticket:
         self._count -= 1
         self._succeeded &= succeeded
         if self._count == 0:
-            self._client._finish(self._delivery, self._succeeded)  # noqa: SLF001
+            self._client._finish(self._delivery, self._succeeded)
 
 
 class Subscription:
     """The messages of a topic, in the order they come.
 
-    `async with` waits for the broker's answer and unsubscribes in the end, if nobody else needs the topic by then;
-    `async for` iterates. Iteration ends when the client is closed, and with an error when the broker refuses or takes the
-    topic away, or the client gives up.
+    `async with` waits for the broker's answer and unsubscribes in the end, if nobody else needs the
+    topic by then; `async for` iterates. Iteration ends when the client is closed, and with an error
+    when the broker refuses or takes the topic away, or the client gives up.
 
-    A message counts as handled when it is taken; in the mode "after_handler" when the next one is asked for.
+    A message counts as handled when it is taken; in the mode "after_handler" when the next one is
+    asked for.
     """
 
-    def __init__(self, client: NoLag, topic: str, buffer: int) -> None:
+    def __init__(self, client: Calls, topic: str, buffer: int) -> None:
         """Belong to a client; `NoLag.subscription` makes one."""
         self._client = client
         self._topic = topic
@@ -85,15 +88,15 @@ class Subscription:
 
     async def set_filters(self, filters: list[str | list[str]]) -> None:
         """Replace the filters."""
-        await self._client._change_filters("set_filters", self._topic, filters)  # noqa: SLF001
+        await self._client._change_filters("set_filters", self._topic, filters)
 
     async def add_filters(self, filters: list[str]) -> None:
         """Add filter values."""
-        await self._client._change_filters("add_filters", self._topic, filters)  # noqa: SLF001
+        await self._client._change_filters("add_filters", self._topic, filters)
 
     async def remove_filters(self, filters: list[str]) -> None:
         """Remove filter values."""
-        await self._client._change_filters("remove_filters", self._topic, filters)  # noqa: SLF001
+        await self._client._change_filters("remove_filters", self._topic, filters)
 
     async def unsubscribe(self) -> None:
         """End this subscription; the topic is unsubscribed if nobody else needs it."""
@@ -101,7 +104,7 @@ class Subscription:
         if waiting is not None:
             await waiting
 
-    async def __aenter__(self) -> Subscription:
+    async def __aenter__(self) -> Self:
         """Wait for the broker's answer."""
         try:
             await self.ready()
@@ -140,8 +143,8 @@ class Subscription:
         message, ticket = self._waiting.popleft()
         if self._is_full and len(self._waiting) < self._buffer:
             self._is_full = False
-            self._client._reader_has_room()  # noqa: SLF001
-        if self._client._acks_after_handler:  # noqa: SLF001
+            self._client._reader_has_room()
+        if self._client._acks_after_handler:
             self._current = ticket
         else:
             ticket.done()
@@ -157,10 +160,10 @@ class Subscription:
         return f"<Subscription {self._topic!r} {self.state}>"
 
     def _push(self, data: Any, meta: MessageMeta, ticket: Ticket) -> None:
-        self._waiting.append((Message(self._topic, data, meta, self._client.ack), ticket))
+        self._waiting.append((Message(self._topic, data, meta, self._client._acknowledge), ticket))
         if not self._is_full and len(self._waiting) >= self._buffer:
             self._is_full = True
-            self._client._reader_is_full()  # noqa: SLF001
+            self._client._reader_is_full()
         self._wake()
 
     def _settle(self, error: NoLagError | None) -> None:
@@ -174,7 +177,10 @@ class Subscription:
             self._answer.set_result(None)
 
     def _end(self, error: NoLagError | None) -> None:
-        """There will be no more messages; without an error, what waits is not handed over either."""
+        """There will be no more messages.
+
+        Without an error, what waits is not handed over either.
+        """
         if error is None:
             self._ended = True
             self._waiting.clear()
@@ -182,7 +188,7 @@ class Subscription:
             self._error = error
         if self._is_full:
             self._is_full = False
-            self._client._reader_has_room()  # noqa: SLF001
+            self._client._reader_has_room()
         self._wake()
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(None)
@@ -203,6 +209,6 @@ class Subscription:
             self._waiting.popleft()[1].done()
         if self._is_full:
             self._is_full = False
-            self._client._reader_has_room()  # noqa: SLF001
+            self._client._reader_has_room()
         self._wake()
-        return self._client._reader_leaves(self)  # noqa: SLF001
+        return self._client._reader_leaves(self)

@@ -45,7 +45,7 @@ class ThreadSafe:
         return self._run(self._client.close(**options))
 
     def _run(self, call: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
-        loop = self._client._loop  # noqa: SLF001 — this package's
+        loop = self._client._loop
         if loop is None or loop.is_closed():
             call.close()
             raise NotConnectedError

@@ -76,7 +76,10 @@ class QoS(int, Enum):
 
 @dataclass
 class BackoffOptions:
-    """The waits between attempts: at random between the half and the whole of `min(max, base × factor ** (n - 1))`."""
+    """The waits between attempts.
+
+    At random between the half and the whole of `min(max, base * factor ** (n - 1))`.
+    """
 
     #: Seconds.
     base: float = 0.5
@@ -241,7 +244,10 @@ PublishOptions = EmitOptions
 
 
 class _Readable:
-    """Fields that can be read like a dict's too, also by the names that they have on the wire (`actorTokenId`)."""
+    """Fields that can be read like a dict's too.
+
+    Also by the names that they have on the wire (`actorTokenId`).
+    """
 
     __slots__ = ()
 
@@ -262,7 +268,7 @@ class _Readable:
 
     def get(self, key: str, default: Any = None) -> Any:
         """Give a field, or the default where there is no such field."""
-        return self[key] if key in self else default
+        return getattr(self, _snake(key)) if key in self else default
 
 
 def _snake(name: str) -> str:
