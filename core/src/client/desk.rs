@@ -101,7 +101,8 @@ impl Desk {
     /// What there is for a reader that has used up what it fetched before.
     pub(super) fn fetch(&self, topic: &Topic, number: RequestId, waker: &Waker) -> Fetched {
         let mut readers = lock(&self.readers);
-        let found = readers.of_topic.get_mut(topic).into_iter().flatten().find(|reader| reader.number == number);
+        let found =
+            readers.of_topic.get_mut(topic).into_iter().flatten().find(|reader| reader.number == number);
         let Some(reader) = found else {
             let (messages, error) = readers.ended.remove(&number).unwrap_or_default();
             return Fetched::Last(messages, error);
@@ -164,7 +165,11 @@ pub(super) struct Clerk {
 }
 
 impl Clerk {
-    pub(super) fn new(desk: Arc<Desk>, events: broadcast::Sender<Event>, state: watch::Sender<State>) -> Self {
+    pub(super) fn new(
+        desk: Arc<Desk>,
+        events: broadcast::Sender<Event>,
+        state: watch::Sender<State>,
+    ) -> Self {
         Self { desk, events, state, wakers: Vec::new() }
     }
 

@@ -187,7 +187,8 @@ impl Drop for Subscription {
         }
         if inner.desk.leave(&self.topic, self.number) {
             // Nobody waits for the answer, and a client that has ended needs none.
-            let _ = inner.handle.call(inner.handle.number(), Call::Unsubscribe { topic: self.topic.to_string() });
+            let _ =
+                inner.handle.call(inner.handle.number(), Call::Unsubscribe { topic: self.topic.to_string() });
         }
         inner.handle.poke();
     }

@@ -356,7 +356,9 @@ impl<H: Host> Driver<H> {
 
     /// Writes what has gathered; whether that failed.
     fn write(&mut self, cx: &mut Context<'_>) -> bool {
-        let Wire::Open { link, out, out_bytes, broken: broken @ None, .. } = &mut self.wire else { return false };
+        let Wire::Open { link, out, out_bytes, broken: broken @ None, .. } = &mut self.wire else {
+            return false;
+        };
         if let Poll::Ready(Err(message)) = write(link.as_mut(), out, cx) {
             *broken = Some(message);
         }
