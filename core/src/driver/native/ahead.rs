@@ -76,3 +76,75 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for ReadAhead<S> {
         Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+
+    /// Gives what it has in pieces, each at once; counts how often it was asked.
+    struct Pieces {
+        pieces: VecDeque<Vec<u8>>,
+        asked: usize,
+    }
+
+    impl AsyncRead for Pieces {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            buf: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            self.asked += 1;
+            let Some(mut piece) = self.pieces.pop_front() else { return Poll::Pending };
+            let rest = piece.split_off(piece.len().min(buf.remaining()));
+            buf.put_slice(&piece);
+            if !rest.is_empty() {
+                self.pieces.push_front(rest);
+            }
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    /// All that comes of a stream of these pieces, read so many bytes at a time, until it has nothing.
+    fn drain(pieces: Vec<Vec<u8>>, at_a_time: usize) -> (Vec<u8>, ReadAhead<Pieces>) {
+        let mut stream = ReadAhead::new(Pieces { pieces: pieces.into(), asked: 0 });
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        let mut all = Vec::new();
+        loop {
+            let mut buf = vec![0; at_a_time];
+            let mut buf = ReadBuf::new(&mut buf);
+            match Pin::new(&mut stream).poll_read(&mut cx, &mut buf) {
+                Poll::Ready(result) => result.unwrap(),
+                Poll::Pending => return (all, stream),
+            }
+            all.extend_from_slice(buf.filled());
+        }
+    }
+
+    /// Whatever the pieces are, their bytes come in order, and nothing is held when all have come.
+    #[test]
+    fn nothing_is_lost() {
+        let mut random = fastrand::Rng::with_seed(7);
+        for _ in 0..200 {
+            let pieces: Vec<Vec<u8>> = (0..random.usize(1..20))
+                .map(|_| {
+                    let len = 1 << random.u32(0..18);
+                    std::iter::repeat_with(|| random.u8(..)).take(len).collect()
+                })
+                .collect();
+            let (all, stream) = drain(pieces.clone(), 1 << random.u32(0..15));
+            assert_eq!(all, pieces.concat());
+            assert_eq!(stream.ahead.capacity(), 0);
+        }
+    }
+
+    #[test]
+    fn few_reads_in_a_flood() {
+        let (all, stream) = drain(vec![vec![7; 1 << 20]], 4096);
+        assert_eq!((all.len(), stream.ahead.capacity()), (1 << 20, 0));
+        assert!(stream.stream.asked <= 19, "{}", stream.stream.asked);
+        let (_, stream) = drain(vec![vec![7; 100]; 10], 4096);
+        assert_eq!(stream.stream.asked, 11, "small messages are read as they are");
+    }
+}
