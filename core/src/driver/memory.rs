@@ -1,7 +1,6 @@
 //! A transport in memory, for tests of a client without a network.
 
 use tokio::sync::mpsc;
-use tokio_tungstenite::tungstenite::protocol::Role;
 
 use super::native::WebSocket;
 use super::{Link, OpenFailure, Opening, Transport};
@@ -37,8 +36,7 @@ impl Transport for Memory {
                 message: "nobody accepts connections".into(),
                 retry_after: None,
             })?;
-            let socket = WebSocket::from_raw(ours, Role::Client).await;
-            Ok(Box::new(socket) as Box<dyn Link>)
+            Ok(Box::new(WebSocket::new(ours, Vec::new())) as Box<dyn Link>)
         })
     }
 }
