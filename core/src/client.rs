@@ -179,6 +179,7 @@ impl Client {
                     code: ConnectionCode::ConnectTimeout,
                     message: format!("not connected after {limit:?}"),
                     fatal: false,
+                    outcome_unknown: false,
                 })
             }),
             None => connected.await,

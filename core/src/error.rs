@@ -31,6 +31,8 @@ pub enum Error {
         message: String,
         /// The client has given up.
         fatal: bool,
+        /// A publish that may have reached the broker.
+        outcome_unknown: bool,
     },
     /// The broker refused the token, or the connection: check the token.
     #[error("{}", if *.reason == "auth_timeout" { "Authentication timeout" } else { .reason.as_str() })]
@@ -103,6 +105,17 @@ pub enum ConnectionCode {
     HeartbeatTimeout,
     /// One of the two ends broke the WebSocket protocol.
     ProtocolError,
+}
+
+impl ConnectionCode {
+    /// Whether another attempt would fail the same way.
+    pub(crate) fn is_hopeless(self) -> bool {
+        match self {
+            Self::Tls => true,
+            Self::HandshakeRejected(status) => matches!(status, 401 | 403 | 404 | 426),
+            _ => false,
+        }
+    }
 }
 
 /// How an operation ended without the broker.
@@ -196,7 +209,12 @@ impl Error {
     }
 
     pub(crate) fn lost(message: impl Into<String>) -> Self {
-        Self::Connection { code: ConnectionCode::Lost, message: message.into(), fatal: false }
+        Self::Connection {
+            code: ConnectionCode::Lost,
+            message: message.into(),
+            fatal: false,
+            outcome_unknown: false,
+        }
     }
 
     pub(crate) fn timeout(what: &'static str, topic: &str) -> Self {
@@ -211,6 +229,7 @@ impl Error {
     pub(crate) fn with_unknown_outcome(mut self) -> Self {
         match &mut self {
             Self::Timeout { outcome_unknown, .. }
+            | Self::Connection { outcome_unknown, .. }
             | Self::Queue { outcome_unknown, .. }
             | Self::Closed { outcome_unknown, .. } => *outcome_unknown = true,
             _ => {}
@@ -282,7 +301,15 @@ impl Error {
     pub fn retryable(&self) -> bool {
         match self {
             Self::NotConnected | Self::Timeout { .. } => true,
-            Self::Connection { fatal, .. } | Self::Auth { fatal, .. } => !fatal,
+            // A client that has given up may be asked again, where a second attempt can end otherwise.
+            Self::Connection { code, fatal, .. } => !fatal || !code.is_hopeless(),
+            Self::Auth { reason, fatal } => {
+                let passes = matches!(
+                    codes::error_verdict(reason),
+                    Some(codes::Verdict::Reconnect | codes::Verdict::ReconnectLate)
+                );
+                !fatal || passes || matches!(reason.as_str(), "auth_timeout" | "auth_unavailable")
+            }
             Self::Queue { what, .. } => *what != "too_large",
             Self::Server(server) => codes::error_verdict(&server.error) == Some(codes::Verdict::Resend),
             Self::Config { .. } | Self::Encode { .. } | Self::Closed { .. } => false,
@@ -303,6 +330,7 @@ impl Error {
     pub fn outcome_unknown(&self) -> bool {
         match self {
             Self::Timeout { outcome_unknown, .. }
+            | Self::Connection { outcome_unknown, .. }
             | Self::Queue { outcome_unknown, .. }
             | Self::Closed { outcome_unknown, .. } => *outcome_unknown,
             _ => false,

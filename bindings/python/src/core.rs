@@ -152,21 +152,15 @@ impl Core {
         msg_ref: Option<String>,
     ) -> PyResult<Bound<'py, Receipt>> {
         let payload = value::encode(data).map_err(|cause| errors::encode(py, "publish", topic, cause))?;
-        let named = |name: &'static str, fault: PyErr| {
-            errors::config(py, "bad_option", format!("{name}: {}", fault.value(py)))
-        };
-        let qos = qos.map(settings::qos).transpose().map_err(|fault| named("qos", fault))?;
+        let qos = settings::given("qos", qos, settings::qos)?;
         let options = PublishOptions {
             qos,
             retain,
-            retain_ttl: retain_ttl
-                .map(settings::seconds)
-                .transpose()
-                .map_err(|fault| named("retain_ttl", fault))?,
+            retain_ttl: settings::given("retain_ttl", retain_ttl, settings::seconds)?,
             no_echo: !echo,
             filter,
             filters: filters.unwrap_or_default(),
-            ttl: ttl.map(settings::seconds).transpose().map_err(|fault| named("ttl", fault))?,
+            ttl: settings::given("ttl", ttl, settings::seconds)?,
             msg_ref,
         };
         let request = self.handle.number();
@@ -193,9 +187,9 @@ impl Core {
         filters: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<u64> {
         let options = SubscribeOptions {
-            qos: qos.map(settings::qos).transpose()?,
-            group: group.map(settings::group).transpose()?,
-            filters: filters.map(settings::filters).transpose()?.unwrap_or_default(),
+            qos: settings::given("qos", qos, settings::qos)?,
+            group: settings::given("load_balance_group", group, settings::group)?,
+            filters: settings::given("filters", filters, settings::filters)?.unwrap_or_default(),
         };
         self.ask(py, waiter, Call::Subscribe { topic, options })
     }
@@ -211,7 +205,9 @@ impl Core {
         topic: String,
         filters: &Bound<'_, PyAny>,
     ) -> PyResult<u64> {
-        let change = FilterChange::Set(settings::filters(filters)?);
+        let change = FilterChange::Set(
+            settings::given("filters", Some(filters), settings::filters)?.unwrap_or_default(),
+        );
         self.ask(py, waiter, Call::Filters { topic, change })
     }
 
@@ -254,13 +250,13 @@ impl Core {
         flush: bool,
         timeout: &Bound<'_, PyAny>,
     ) -> PyResult<u64> {
-        let timeout = settings::seconds(timeout)?;
+        let timeout = settings::given("timeout", Some(timeout), settings::seconds)?.unwrap_or_default();
         self.ask(py, waiter, Call::Close { flush, timeout })
     }
 
     #[pyo3(signature = (waiter, timeout=None))]
     fn flush(&self, py: Python<'_>, waiter: Py<PyAny>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
-        let timeout = timeout.map(settings::seconds).transpose()?;
+        let timeout = settings::given("timeout", timeout, settings::seconds)?;
         self.ask(py, waiter, Call::Flush { timeout })
     }
 

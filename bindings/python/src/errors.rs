@@ -36,7 +36,11 @@ pub(crate) fn exception<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'
         Error::Encode { op, .. } => fields.set_item("op", op)?,
         _ => {}
     }
-    MAKE.import(py, "nolag.errors", "_from_native")?.call1((kind, error.code(), error.to_string(), fields))
+    let message = match error {
+        Error::Encode { message, .. } => message.clone(), // the class says of what
+        _ => error.to_string(),
+    };
+    MAKE.import(py, "nolag.errors", "_from_native")?.call1((kind, error.code(), message, fields))
 }
 
 /// The error, to be raised.

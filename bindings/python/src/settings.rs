@@ -6,6 +6,7 @@ use nolag_core::Options;
 use nolag_core::options::{
     AckMode, Backoff, Credentials, Dedupe, Filter, Group, InitialConnect, Overflow, Qos, Qos0, Queue, Secret,
 };
+use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
@@ -16,23 +17,12 @@ const LONGEST: f64 = 315_360_000.0;
 
 /// Options by name, times in seconds, as `nolag.client` hands them over. What has no name here keeps its default.
 pub(crate) fn options(token: Option<String>, given: &Bound<'_, PyDict>) -> PyResult<Options> {
-    let py = given.py();
     let credentials = token.map_or(Credentials::Provider, |token| Credentials::Static(Secret::new(token)));
     let mut options = Options::new(credentials);
     options.initial_connect = InitialConnect::Once;
     for (name, value) in given.iter() {
         let name: String = name.extract()?;
-        set(&mut options, &name, &value).map_err(|fault| {
-            if fault.is_instance_of::<pyo3::exceptions::PyTypeError>(py)
-                || fault.is_instance_of::<pyo3::exceptions::PyValueError>(py)
-                || fault.is_instance_of::<pyo3::exceptions::PyOverflowError>(py)
-            {
-                let got = value.repr().map_or_else(|_| "something else".to_owned(), |repr| repr.to_string());
-                errors::config(py, "bad_option", format!("{name} is {got}: {}", fault.value(py)))
-            } else {
-                fault
-            }
-        })?;
+        set(&mut options, &name, &value).map_err(|fault| unfit(&name, &value, fault))?;
     }
     Ok(options)
 }
@@ -67,10 +57,7 @@ fn set(options: &mut Options, name: &str, value: &Bound<'_, PyAny>) -> PyResult<
         "auth_timeout" => options.auth_timeout = positive(value)?,
         "ack_timeout" => options.ack_timeout = positive(value)?,
         "presence_timeout" => options.presence_timeout = positive(value)?,
-        "heartbeat_interval" => {
-            let interval: f64 = value.extract()?;
-            options.heartbeat_interval = if interval <= 0.0 { Duration::ZERO } else { seconds(value)? };
-        }
+        "heartbeat_interval" => options.heartbeat_interval = seconds(value)?,
         "heartbeat_timeout" => options.heartbeat_timeout = positive(value)?,
         "qos" => options.qos = qos(value)?,
         "group" => options.group = Some(group(value)?),
@@ -133,8 +120,31 @@ fn set_queue(queue: &mut Queue, name: &str, value: &Bound<'_, PyAny>) -> PyResul
     Ok(())
 }
 
+/// An option of a wrong type or out of range.
+fn unfit(name: &str, value: &Bound<'_, PyAny>, fault: PyErr) -> PyErr {
+    let py = value.py();
+    if fault.is_instance_of::<PyTypeError>(py)
+        || fault.is_instance_of::<PyValueError>(py)
+        || fault.is_instance_of::<PyOverflowError>(py)
+    {
+        let got = value.repr().map_or_else(|_| "something else".to_owned(), |repr| repr.to_string());
+        errors::config(py, "bad_option", format!("{name} is {got}: {}", fault.value(py)))
+    } else {
+        fault
+    }
+}
+
+/// An option of one call, if it is given.
+pub(crate) fn given<'py, T>(
+    name: &str,
+    value: Option<&Bound<'py, PyAny>>,
+    read: impl FnOnce(&Bound<'py, PyAny>) -> PyResult<T>,
+) -> PyResult<Option<T>> {
+    value.map(|value| read(value).map_err(|fault| unfit(name, value, fault))).transpose()
+}
+
 fn wrong(what: impl Into<String>) -> PyErr {
-    pyo3::exceptions::PyValueError::new_err(what.into())
+    PyValueError::new_err(what.into())
 }
 
 fn one_of<T: Copy>(value: &Bound<'_, PyAny>, choices: &[(&str, T)]) -> PyResult<T> {

@@ -48,23 +48,62 @@ pub(crate) fn encode(value: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
     Ok(out)
 }
 
+/// Recurses once per level, so its frame is kept small: what needs room has functions of its own.
 fn encode_into(out: &mut Vec<u8>, value: &Bound<'_, PyAny>, depth: usize) -> PyResult<()> {
     if let Ok(text) = value.cast::<PyString>() {
-        let text = text.to_str().map_err(|fault| {
-            if fault.is_instance_of::<PyUnicodeEncodeError>(value.py()) {
-                PyValueError::new_err("text with a lone surrogate")
-            } else {
-                fault
-            }
-        })?;
-        write::token(out, Token::Str(checked(text.as_bytes())?));
+        encode_text(out, text)
     } else if let Ok(dict) = value.cast::<PyDict>() {
-        deeper(depth)?;
-        write::token(out, Token::Map(count(dict.len())?));
-        for (key, value) in dict.iter() {
-            encode_into(out, &key, depth + 1)?;
-            encode_into(out, &value, depth + 1)?;
+        encode_dict(out, dict, depth)
+    } else if let Ok(list) = value.cast::<PyList>() {
+        encode_list(out, list.len(), list.iter(), depth)
+    } else if let Ok(tuple) = value.cast::<PyTuple>() {
+        encode_list(out, tuple.len(), tuple.iter(), depth)
+    } else {
+        encode_scalar(out, value)
+    }
+}
+
+fn encode_dict(out: &mut Vec<u8>, dict: &Bound<'_, PyDict>, depth: usize) -> PyResult<()> {
+    deeper(depth)?;
+    write::token(out, Token::Map(count(dict.len())?));
+    for (key, value) in dict.iter() {
+        encode_into(out, &key, depth + 1)?;
+        encode_into(out, &value, depth + 1)?;
+    }
+    Ok(())
+}
+
+fn encode_list<'py>(
+    out: &mut Vec<u8>,
+    len: usize,
+    items: impl Iterator<Item = Bound<'py, PyAny>>,
+    depth: usize,
+) -> PyResult<()> {
+    deeper(depth)?;
+    write::token(out, Token::Array(count(len)?));
+    for item in items {
+        encode_into(out, &item, depth + 1)?;
+    }
+    Ok(())
+}
+
+#[inline(never)]
+fn encode_text(out: &mut Vec<u8>, text: &Bound<'_, PyString>) -> PyResult<()> {
+    let utf8 = text.to_str().map_err(|fault| {
+        if fault.is_instance_of::<PyUnicodeEncodeError>(text.py()) {
+            PyValueError::new_err("text with a lone surrogate")
+        } else {
+            fault
         }
+    })?;
+    write::token(out, Token::Str(checked(utf8.as_bytes())?));
+    Ok(())
+}
+
+#[inline(never)]
+fn encode_scalar(out: &mut Vec<u8>, value: &Bound<'_, PyAny>) -> PyResult<()> {
+    if value.is_none() {
+        write::token(out, Token::Nil);
     } else if let Ok(flag) = value.cast::<PyBool>() {
         write::token(out, Token::Bool(flag.is_true()));
     } else if value.cast::<PyInt>().is_ok() {
@@ -76,20 +115,6 @@ fn encode_into(out: &mut Vec<u8>, value: &Bound<'_, PyAny>, depth: usize) -> PyR
             return Err(PyValueError::new_err(format!("the number {number}, which is not finite")));
         }
         write::token(out, Token::F64(number));
-    } else if value.is_none() {
-        write::token(out, Token::Nil);
-    } else if let Ok(list) = value.cast::<PyList>() {
-        deeper(depth)?;
-        write::token(out, Token::Array(count(list.len())?));
-        for item in list.iter() {
-            encode_into(out, &item, depth + 1)?;
-        }
-    } else if let Ok(tuple) = value.cast::<PyTuple>() {
-        deeper(depth)?;
-        write::token(out, Token::Array(count(tuple.len())?));
-        for item in tuple.iter_borrowed() {
-            encode_into(out, &item, depth + 1)?;
-        }
     } else if let Ok(bytes) = value.cast::<PyBytes>() {
         write::token(out, Token::Bin(checked(bytes.as_bytes())?));
     } else if let Ok(bytes) = value.cast::<PyByteArray>() {
@@ -171,9 +196,48 @@ pub(crate) fn decode<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, 
     decode_from(py, &mut reader, 0)
 }
 
+/// Recurses once per level, so its frame is kept small: what needs room has functions of its own.
 fn decode_from<'py>(py: Python<'py>, reader: &mut Reader<'_>, depth: usize) -> PyResult<Bound<'py, PyAny>> {
-    Ok(match token(reader)? {
-        Token::Nil => PyNone::get(py).to_owned().into_any(),
+    match token(reader)? {
+        Token::Array(len) => decode_list(py, reader, len, depth),
+        Token::Map(len) => decode_dict(py, reader, len, depth),
+        scalar => decode_scalar(py, scalar),
+    }
+}
+
+fn decode_list<'py>(
+    py: Python<'py>,
+    reader: &mut Reader<'_>,
+    len: u32,
+    depth: usize,
+) -> PyResult<Bound<'py, PyAny>> {
+    deeper(depth)?;
+    // Not sized by what the header promises: that may be more than there is.
+    let list = PyList::empty(py);
+    for _ in 0..len {
+        list.append(decode_from(py, reader, depth + 1)?)?;
+    }
+    Ok(list.into_any())
+}
+
+fn decode_dict<'py>(
+    py: Python<'py>,
+    reader: &mut Reader<'_>,
+    len: u32,
+    depth: usize,
+) -> PyResult<Bound<'py, PyAny>> {
+    deeper(depth)?;
+    let dict = PyDict::new(py);
+    for _ in 0..len {
+        let key = decode_key(py, reader, depth + 1)?;
+        dict.set_item(key, decode_from(py, reader, depth + 1)?)?;
+    }
+    Ok(dict.into_any())
+}
+
+#[inline(never)]
+fn decode_scalar<'py>(py: Python<'py>, token: Token<'_>) -> PyResult<Bound<'py, PyAny>> {
+    Ok(match token {
         Token::Bool(flag) => PyBool::new(py, flag).to_owned().into_any(),
         Token::Uint(number) => number.into_pyobject(py)?.into_any(),
         Token::Int(number) => number.into_pyobject(py)?.into_any(),
@@ -184,29 +248,12 @@ fn decode_from<'py>(py: Python<'py>, reader: &mut Reader<'_>, depth: usize) -> P
             Err(_) => PyBytes::new(py, bytes).into_any(),
         },
         Token::Bin(bytes) => PyBytes::new(py, bytes).into_any(),
-        Token::Array(len) => {
-            deeper(depth)?;
-            // Not sized by what the header promises: that may be more than there is.
-            let list = PyList::empty(py);
-            for _ in 0..len {
-                list.append(decode_from(py, reader, depth + 1)?)?;
-            }
-            list.into_any()
-        }
-        Token::Map(len) => {
-            deeper(depth)?;
-            let dict = PyDict::new(py);
-            for _ in 0..len {
-                let key = decode_key(py, reader, depth + 1)?;
-                dict.set_item(key, decode_from(py, reader, depth + 1)?)?;
-            }
-            dict.into_any()
-        }
-        Token::Ext(TIMESTAMP, bytes) => match timestamp(py, bytes) {
+        Token::Ext(code, bytes) => match (code == TIMESTAMP).then(|| timestamp(py, bytes)).flatten() {
             Some(time) => time,
-            None => Bound::new(py, ExtType { code: TIMESTAMP, data: bytes.to_vec() })?.into_any(),
+            None => Bound::new(py, ExtType { code, data: bytes.to_vec() })?.into_any(),
         },
-        Token::Ext(code, bytes) => Bound::new(py, ExtType { code, data: bytes.to_vec() })?.into_any(),
+        // Containers are not scalars.
+        Token::Nil | Token::Array(_) | Token::Map(_) => PyNone::get(py).to_owned().into_any(),
     })
 }
 

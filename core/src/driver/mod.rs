@@ -329,17 +329,17 @@ impl<H: Host> Driver<H> {
         *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner) = self.session.stats();
         self.host.flush();
         let failed = self.write(cx);
+        self.endings.retain_mut(|ending| ending.as_mut().poll(cx).is_pending());
         if more || failed { self.poll_ready(cx) } else { Poll::Pending }
     }
 
     /// What is ready; the transport before the clock, so that what has arrived counts before a deadline does. A turn begins with
     /// what the handles ask, which a busy transport would hold up.
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Input> {
-        if self.taken == 0 {
-            self.endings.retain_mut(|ending| ending.as_mut().poll(cx).is_pending());
-            if let Poll::Ready(input) = self.poll_command(cx) {
-                return Poll::Ready(input);
-            }
+        if self.taken == 0
+            && let Poll::Ready(input) = self.poll_command(cx)
+        {
+            return Poll::Ready(input);
         }
         match &mut self.wire {
             Wire::None => {}

@@ -216,6 +216,8 @@ pub(super) struct Connection {
     pub(super) waiters: Vec<(RequestId, Option<Duration>)>,
     /// Attempts since the last stable connection.
     pub(super) tries: u32,
+    /// How many of them do not count against `max_attempts`, because they brought the connection that was lost.
+    pub(super) free_tries: u32,
     /// This is the first attempt since `connect` was called.
     pub(super) first: bool,
     pub(super) ever_connected: bool,
@@ -247,6 +249,7 @@ impl Connection {
             closing: None,
             waiters: Vec::new(),
             tries: 0,
+            free_tries: 0,
             first: false,
             ever_connected: false,
             after_loss: false,
@@ -392,8 +395,8 @@ impl Connection {
     fn after_protocol_error(&mut self, message: &str) -> (Error, Next) {
         self.protocol_errors += 1;
         let fatal = self.protocol_errors > MAX_PROTOCOL_ERRORS;
-        let error =
-            Error::Connection { code: ConnectionCode::ProtocolError, message: message.to_owned(), fatal };
+        let code = ConnectionCode::ProtocolError;
+        let error = Error::Connection { code, message: message.to_owned(), fatal, outcome_unknown: false };
         (error, if fatal { Next::GiveUp } else { Next::RETRY })
     }
 
@@ -407,13 +410,8 @@ impl Connection {
         if code == ConnectionCode::ProtocolError {
             return self.after_protocol_error(message);
         }
-        let hopeless = match code {
-            ConnectionCode::Tls => true,
-            ConnectionCode::HandshakeRejected(status) => matches!(status, 401 | 403 | 404 | 426),
-            _ => false,
-        };
-        let fatal = hopeless && !self.ever_connected;
-        let error = Error::Connection { code, message: message.to_owned(), fatal };
+        let fatal = code.is_hopeless() && !self.ever_connected;
+        let error = Error::Connection { code, message: message.to_owned(), fatal, outcome_unknown: false };
         let floor = retry_after.unwrap_or_default();
         (error, if fatal { Next::GiveUp } else { Next::Retry { floor } })
     }
@@ -421,7 +419,7 @@ impl Connection {
     /// A connection ended that was up since then; one that lasted clears the record.
     pub(super) fn ended(&mut self, now: Duration, since: Duration) {
         if now.saturating_sub(since) >= STABLE {
-            self.tries = 0;
+            (self.tries, self.free_tries) = (1, 1);
             self.renewals = 0;
             self.protocol_errors = 0;
         }

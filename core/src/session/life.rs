@@ -69,7 +69,7 @@ impl Session {
         match self.connection.phase {
             Phase::Up(_) => return self.fx.done(request),
             Phase::Idle | Phase::Closed | Phase::Failed => {
-                self.connection.tries = 0;
+                (self.connection.tries, self.connection.free_tries) = (0, 0);
                 self.connection.renewals = 0;
                 self.connection.first = true;
                 self.connection.after_loss = false;
@@ -196,6 +196,9 @@ impl Session {
         }
         let expires_in = self.connection.token.as_ref().and_then(|(_, expires_in)| *expires_in);
         self.connection.first = false;
+        if !self.connection.after_loss {
+            self.connection.free_tries = self.connection.tries;
+        }
         self.connection.ever_connected = true;
         self.connection.rejected = None;
         self.connection.last_error = None;
@@ -300,10 +303,10 @@ impl Session {
             }
         }
         let first = std::mem::take(&mut self.connection.first);
-        let exhausted = self
-            .options
-            .max_attempts
-            .is_some_and(|most| most > 0 && self.connection.tries >= most && next != Next::GiveUp);
+        let exhausted = self.options.max_attempts.is_some_and(|most| {
+            let counted = self.connection.tries.saturating_sub(self.connection.free_tries);
+            most > 0 && counted >= most && next != Next::GiveUp
+        });
         let only_once = first && !was_up && self.options.initial_connect == InitialConnect::Once;
         if next == Next::GiveUp || exhausted || only_once || !self.options.reconnect && !was_up {
             let last = if exhausted && !only_once {
@@ -453,7 +456,7 @@ fn callers(kind: Kind) -> Vec<RequestId> {
 }
 
 pub(super) fn connection_error(code: ConnectionCode, message: &str) -> Error {
-    Error::Connection { code, message: message.to_owned(), fatal: false }
+    Error::Connection { code, message: message.to_owned(), fatal: false, outcome_unknown: false }
 }
 
 pub(super) fn provider_failed(failure: &TokenFailure) -> Error {

@@ -76,6 +76,7 @@ impl Presence {
             self.roomless = data;
             return Ok(());
         };
+        let room = self.known(room);
         let Some(data) = data else {
             self.withdraw(fx, requests, timeout, &room);
             return Ok(());
@@ -101,6 +102,14 @@ impl Presence {
             fetch(fx, requests, timeout, &room, roster, false);
         }
         Ok(())
+    }
+
+    /// A room that is named without its app is the one of that slug that was announced, whatever its app.
+    fn known(&self, room: Room) -> Room {
+        if room.app.is_some() {
+            return room;
+        }
+        self.announced.keys().rev().find(|known| known.room == room.room).cloned().unwrap_or(room)
     }
 
     /// Brokers without `rooms` keep one room per connection.
@@ -149,6 +158,7 @@ impl Presence {
         room: Room,
         request: RequestId,
     ) {
+        let room = self.known(room);
         if fx.link.is_some() && requests.has_room() {
             ask(fx, requests, timeout, &room, ListFor::Caller(request), false);
         } else if fx.link.is_none() && self.waiting.len() < MAX_WAITING {

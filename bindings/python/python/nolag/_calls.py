@@ -64,6 +64,8 @@ class Calls(Mirror):
         self._acks_after_handler = False
         self._chains = Chains()
         self._fetching: asyncio.Task[None] | None = None
+        # Tasks that wait for the client to be closed.
+        self._closers: set[asyncio.Task[Any] | None] = set()
         self._waiting_for_room: deque[asyncio.Future[None]] = deque()
         self._max_open_calls = 0
         self._last_room: tuple[str | None, str | None] = (None, None)
@@ -78,6 +80,9 @@ class Calls(Mirror):
             return self._core
         loop = asyncio.get_running_loop()
         url = self._options.url or os.environ.get("NOLAG_URL")
+        if url is not None and not isinstance(url, str):
+            message = f"url is {url!r}: text is expected"
+            raise ConfigError(message)
         if not url:
             error = ConfigError("a URL is missing: give NoLagOptions(url=…), or set NOLAG_URL")
             error.code = "url_required"
@@ -262,10 +267,10 @@ class Calls(Mirror):
         self._room_made()
         if reason is not None:
             self._fire("disconnect", reason)
-            self._fire("disconnected", reason)
-        current = asyncio.current_task() if self._is_on_loop() else None
-        for task in [*self._tasks, *([self._fetching] if self._fetching is not None else [])]:
-            if task is not current:
+            self._fire("disconnected")
+        spared = {*self._closers, asyncio.current_task() if self._is_on_loop() else None}
+        for task in {*self._tasks, self._fetching} - spared:
+            if task is not None:
                 task.cancel()
 
     # For rooms, lobbies and subscriptions.

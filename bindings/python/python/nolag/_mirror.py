@@ -209,7 +209,7 @@ class Mirror(Registry):
             if not answer.done():
                 answer.set_result(None)
         self._fire("disconnect", reason)
-        self._fire("disconnected", reason)
+        self._fire("disconnected")
 
     def _on_failed(self, error: NoLagError) -> None:
         self._state = "failed"

@@ -121,8 +121,13 @@ class NoLag(Calls):
         if self._core is None or self._state in OFF:
             return
         self._check_loop()
-        await self._call(lambda waiter: self._live().close(waiter, flush, timeout))
-        self._ended(None)
+        closer = asyncio.current_task()
+        self._closers.add(closer)
+        try:
+            await self._call(lambda waiter: self._live().close(waiter, flush, timeout))
+            self._ended(None)
+        finally:
+            self._closers.discard(closer)
 
     async def __aenter__(self) -> Self:
         """Connect."""

@@ -66,6 +66,7 @@ class Room:
         return f"{self._app_name}/{self._room_name}"
 
     def _full_topic(self, topic: str) -> str:
+        check_name(topic)
         return f"{self._app_name}/{self._room_name}/{topic}"
 
     async def subscribe(

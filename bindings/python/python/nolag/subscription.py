@@ -69,6 +69,11 @@ class Subscription:
         return self._topic
 
     @property
+    def position(self) -> None:
+        """Where the subscription stands; nothing, as long as no broker tells."""
+        return None
+
+    @property
     def state(self) -> str:
         """`"pending"`, `"active"`, `"refused"` or `"closed"`."""
         if self._error is not None:

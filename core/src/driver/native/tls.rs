@@ -1,7 +1,7 @@
 //! What is trusted, and why somebody is not (FC-26).
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsConnector;
@@ -18,6 +18,11 @@ use crate::error::ConnectionCode;
 
 /// What TLS trusts: the bundled roots, and those given (PEM, at least one).
 pub(super) fn config(extra_roots: Option<&[u8]>) -> Result<Arc<ClientConfig>, Error> {
+    /// Most clients trust nobody else, and share this: it is some 20 KB.
+    static BUNDLED: OnceLock<Arc<ClientConfig>> = OnceLock::new();
+    if let (None, Some(config)) = (extra_roots, BUNDLED.get()) {
+        return Ok(Arc::clone(config));
+    }
     let bad = |message: String| Error::Config { code: "bad_option", message };
     let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
     let bundled = roots.len();
@@ -33,7 +38,8 @@ pub(super) fn config(extra_roots: Option<&[u8]>) -> Result<Arc<ClientConfig>, Er
     let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|fault| bad(format!("TLS cannot be used: {fault}")))?;
-    Ok(Arc::new(config.with_root_certificates(roots).with_no_client_auth()))
+    let config = Arc::new(config.with_root_certificates(roots).with_no_client_auth());
+    Ok(if extra_roots.is_none() { Arc::clone(BUNDLED.get_or_init(|| config)) } else { config })
 }
 
 /// TLS with a host, whose name is checked.
