@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use bytes::Bytes;
 use nolag_core::Error;
-use nolag_core::driver::native::{Native, Url};
+use nolag_core::driver::native::{Native, Proxy, Url};
 use nolag_core::driver::{Handle, TokenProvider, drive};
 use nolag_core::event::{self, Event};
 use nolag_core::options::{AckMode, PublishOptions, Qos, Secret, SubscribeOptions};
@@ -79,7 +79,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Core {
     /// A client that is not connected yet. `token` is `None` where the owner's `_fetch_token` gives one.
     #[new]
-    #[pyo3(signature = (owner, loop_, watcher, url, token, options, ca=None, debug=false))]
+    #[pyo3(signature = (owner, loop_, watcher, url, token, options, ca=None, proxy=None, headers=None, debug=false))]
     #[allow(clippy::needless_pass_by_value, clippy::too_many_arguments)] // as Python hands them over
     fn new(
         py: Python<'_>,
@@ -90,12 +90,14 @@ impl Core {
         token: Option<String>,
         options: &Bound<'_, PyDict>,
         ca: Option<Vec<u8>>,
+        proxy: Option<&Bound<'_, PyAny>>,
+        headers: Option<Vec<(String, String)>>,
         debug: bool,
     ) -> PyResult<Self> {
         let asks = token.is_none();
         let options = settings::options(token, options)?;
-        let url = Url::parse(url).map_err(|error| errors::raised(py, &error))?;
-        let native = Native::new(url, ca.as_deref()).map_err(|error| errors::raised(py, &error))?;
+        let native = native(url, ca.as_deref(), proxy, headers.unwrap_or_default());
+        let native = native.map_err(|error| errors::raised(py, &error))?;
         let queue = watcher.get().queue();
         let provider = asks.then(|| provider(Arc::clone(&queue)));
         let (default_qos, after_handler) = (options.qos, options.ack_mode == AckMode::AfterHandler);
@@ -579,6 +581,27 @@ impl TokenAnswer {
             let _ = reply.send(token); // the session may have given up
         }
     }
+}
+
+/// A transport; `proxy` is a URL, `False` for none, or absent for the environment's.
+fn native(
+    url: &str,
+    ca: Option<&[u8]>,
+    proxy: Option<&Bound<'_, PyAny>>,
+    headers: Vec<(String, String)>,
+) -> Result<Native, Error> {
+    let url = Url::parse(url)?;
+    let mut native = match proxy {
+        None => Native::new(url, ca)?,
+        Some(choice) => match choice.extract::<String>() {
+            Ok(proxy) => Native::with_proxy(url, ca, Some(Proxy::parse(&proxy)?))?,
+            Err(_) => Native::with_proxy(url, ca, None)?,
+        },
+    };
+    for (name, value) in headers {
+        native = native.header(&name, &value)?;
+    }
+    Ok(native)
 }
 
 /// Asks the owner, on its event loop.

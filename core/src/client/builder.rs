@@ -7,7 +7,7 @@ use tokio::sync::{broadcast, watch};
 
 use super::desk::{Clerk, Desk};
 use super::{Client, Inner};
-use crate::driver::native::{Native, Url};
+use crate::driver::native::{Native, Proxy, Url};
 use crate::driver::{TokenFuture, TokenProvider, Transport, drive, runtime};
 use crate::error::Error;
 use crate::event::State;
@@ -48,6 +48,13 @@ impl TokenSource {
     }
 }
 
+/// Which proxy a client goes through.
+enum ProxyChoice {
+    Environment,
+    None,
+    This(String),
+}
+
 /// The settings of a client that is not there yet.
 #[must_use = "a client is made by `build`"]
 pub struct Builder {
@@ -55,6 +62,8 @@ pub struct Builder {
     provider: Option<TokenProvider>,
     url: Option<String>,
     ca: Option<Vec<u8>>,
+    proxy: ProxyChoice,
+    headers: Vec<(String, String)>,
     transport: Option<Box<dyn Transport>>,
 }
 
@@ -64,7 +73,15 @@ impl Builder {
             TokenSource::Static(token) => (Credentials::Static(token), None),
             TokenSource::Provider(provider) => (Credentials::Provider, Some(provider)),
         };
-        Self { options: Options::new(credentials), provider, url: None, ca: None, transport: None }
+        Self {
+            options: Options::new(credentials),
+            provider,
+            url: None,
+            ca: None,
+            proxy: ProxyChoice::Environment,
+            headers: Vec::new(),
+            transport: None,
+        }
     }
 
     /// Where the broker is. Without it the environment's `NOLAG_URL` says.
@@ -76,6 +93,24 @@ impl Builder {
     /// Certificates to trust beside the bundled roots, in PEM.
     pub fn ca(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.ca = Some(pem.into());
+        self
+    }
+
+    /// An HTTP proxy, such as `http://user:password@proxy:3128`, whatever the environment says.
+    pub fn proxy(mut self, url: impl Into<String>) -> Self {
+        self.proxy = ProxyChoice::This(url.into());
+        self
+    }
+
+    /// No proxy, whatever the environment says.
+    pub fn no_proxy(mut self) -> Self {
+        self.proxy = ProxyChoice::None;
+        self
+    }
+
+    /// Another header of the request for the upgrade.
+    pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.headers.push((name.into(), value.into()));
         self
     }
 
@@ -108,12 +143,23 @@ impl Builder {
     /// The client, and the future that drives it, for whoever wants to run it by themselves. It must run on tokio, and ends
     /// when the last handle is gone.
     pub fn build_with_driver(self) -> Result<(Client, impl Future<Output = ()> + Send + 'static), Error> {
-        let Self { options, provider, url, ca, transport } = self;
+        let Self { options, provider, url, ca, proxy, headers, transport } = self;
         let transport = match transport {
             Some(transport) => transport,
             None => {
                 let url = url.or_else(|| std::env::var("NOLAG_URL").ok()).unwrap_or_default();
-                Box::new(Native::new(Url::parse(&url)?, ca.as_deref())?)
+                let url = Url::parse(&url)?;
+                let mut native = match proxy {
+                    ProxyChoice::Environment => Native::new(url, ca.as_deref())?,
+                    ProxyChoice::None => Native::with_proxy(url, ca.as_deref(), None)?,
+                    ProxyChoice::This(proxy) => {
+                        Native::with_proxy(url, ca.as_deref(), Some(Proxy::parse(&proxy)?))?
+                    }
+                };
+                for (name, value) in &headers {
+                    native = native.header(name, value)?;
+                }
+                Box::new(native)
             }
         };
         let after_handler = options.ack_mode == AckMode::AfterHandler;

@@ -60,9 +60,9 @@ struct Reader {
 
 /// What a reader finds.
 pub(super) enum Fetched {
-    /// Nothing yet; it is woken.
-    Nothing,
-    /// Messages. The driver may have been waiting for their places.
+    /// Nothing yet; it is woken. The driver may have been waiting for room.
+    Nothing { has_room: bool },
+    /// Messages. The driver may have been waiting for room.
     Messages { messages: VecDeque<Entry>, has_room: bool },
     /// The last ones, and why there are no more if that is an error.
     Last(VecDeque<Entry>, Option<Error>),
@@ -98,8 +98,14 @@ impl Desk {
         closed
     }
 
-    /// What there is for a reader that has used up what it fetched before.
-    pub(super) fn fetch(&self, topic: &Topic, number: RequestId, waker: &Waker) -> Fetched {
+    /// What there is for a reader that has used up what it fetched before, which is given back empty: `spare`.
+    pub(super) fn fetch(
+        &self,
+        topic: &Topic,
+        number: RequestId,
+        mut spare: VecDeque<Entry>,
+        waker: &Waker,
+    ) -> Fetched {
         let mut readers = lock(&self.readers);
         let found =
             readers.of_topic.get_mut(topic).into_iter().flatten().find(|reader| reader.number == number);
@@ -107,18 +113,18 @@ impl Desk {
             let (messages, error) = readers.ended.remove(&number).unwrap_or_default();
             return Fetched::Last(messages, error);
         };
-        let rest = reader.queue.split_off(reader.queue.len().min(HANDFUL));
-        let messages = std::mem::replace(&mut reader.queue, rest);
-        reader.held = messages.len();
-        let has_room = reader.full && reader.queue.len() + reader.held < reader.buffer;
+        reader.held = reader.queue.len().min(HANDFUL);
+        let has_room = reader.full && reader.queue.len() < reader.buffer;
         if has_room {
             reader.full = false;
             self.full.fetch_sub(1, Ordering::Release);
         }
-        if messages.is_empty() {
+        if reader.queue.is_empty() {
             reader.waker = Some(waker.clone());
-            return Fetched::Nothing;
+            return Fetched::Nothing { has_room };
         }
+        spare.extend(reader.queue.drain(..reader.held));
+        let messages = spare;
         Fetched::Messages { messages, has_room }
     }
 
@@ -162,6 +168,8 @@ pub(super) struct Clerk {
     state: watch::Sender<State>,
     /// Of readers that have something to fetch.
     wakers: Vec<Waker>,
+    /// Answers of this turn: whoever waits for several is woken once.
+    answers: Vec<(oneshot::Sender<Answer>, Answer)>,
 }
 
 impl Clerk {
@@ -170,7 +178,7 @@ impl Clerk {
         events: broadcast::Sender<Event>,
         state: watch::Sender<State>,
     ) -> Self {
-        Self { desk, events, state, wakers: Vec::new() }
+        Self { desk, events, state, wakers: Vec::new(), answers: Vec::new() }
     }
 
     fn deliver(&mut self, message: Message) {
@@ -255,12 +263,13 @@ impl Host for Clerk {
 
     fn complete(&mut self, request: RequestId, result: Answer) {
         let waiting = lock(&self.desk.calls).remove(&request);
-        if let Some(reply) = waiting {
-            let _ = reply.send(result); // whoever asked may have gone
-        }
+        self.answers.extend(waiting.map(|reply| (reply, result)));
     }
 
     fn flush(&mut self) {
+        for (reply, answer) in self.answers.drain(..) {
+            let _ = reply.send(answer); // whoever asked may have gone
+        }
         for waker in self.wakers.drain(..) {
             waker.wake();
         }

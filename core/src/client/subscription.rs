@@ -160,8 +160,14 @@ impl Stream for Subscription {
             return Poll::Ready(None);
         }
         if self.messages.is_empty() && self.error.is_none() {
-            match self.client.inner.desk.fetch(&self.topic, self.number, cx.waker()) {
-                Fetched::Nothing => return Poll::Pending,
+            let spare = std::mem::take(&mut self.messages);
+            match self.client.inner.desk.fetch(&self.topic, self.number, spare, cx.waker()) {
+                Fetched::Nothing { has_room } => {
+                    if has_room {
+                        self.client.inner.handle.poke();
+                    }
+                    return Poll::Pending;
+                }
                 Fetched::Messages { messages, has_room } => {
                     self.messages = messages;
                     if has_room {

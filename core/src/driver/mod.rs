@@ -67,7 +67,8 @@ pub trait Host: Send + 'static {
 }
 
 enum Command {
-    Call(RequestId, Call),
+    /// Boxed, for a channel holds places for 32.
+    Call(RequestId, Box<Call>),
     Cancel(RequestId),
     Hint(Hint),
     Poke,
@@ -104,7 +105,7 @@ impl Handle {
             self.shared.open.fetch_sub(1, Ordering::Relaxed);
             return Err(Error::queue("queue_full", None));
         }
-        self.commands.send(Command::Call(request, call)).map_err(|_| Error::closed())
+        self.commands.send(Command::Call(request, Box::new(call))).map_err(|_| Error::closed())
     }
 
     /// The caller of this no longer waits: what can be withdrawn is.
@@ -189,7 +190,8 @@ pub fn drive<H: Host>(
     let (sender, commands) = mpsc::unbounded_channel();
     let shared = Arc::new(Shared::default());
     let handle = Handle { commands: sender, shared: Arc::clone(&shared) };
-    let driver = move || Driver {
+    // Boxed, for a future that holds it by value would hold it twice.
+    let mut driver = Box::new(Driver {
         session: Session::new(options, runtime::seed()),
         clock: Clock::start(),
         transport,
@@ -203,12 +205,12 @@ pub fn drive<H: Host>(
         endings: Vec::new(),
         taken: 0,
         now: Duration::ZERO,
-    };
-    (handle, async move { driver().run().await })
+    });
+    (handle, async move { driver.run().await })
 }
 
 impl<H: Host> Driver<H> {
-    async fn run(mut self) {
+    async fn run(&mut self) {
         loop {
             self.perform();
             match poll_fn(|cx| self.poll_input(cx)).await {
@@ -262,7 +264,7 @@ impl<H: Host> Driver<H> {
                 self.session.token(now, call, token);
             }
             Input::Deadline => self.session.wake(now),
-            Input::Command(Some(Command::Call(request, call))) => self.session.call(now, request, call),
+            Input::Command(Some(Command::Call(request, call))) => self.session.call(now, request, *call),
             Input::Command(Some(Command::Cancel(request))) => self.session.cancel(now, request),
             Input::Command(Some(Command::Hint(hint))) => self.session.hint(now, hint),
             Input::Command(Some(Command::Poke)) => {

@@ -3,10 +3,12 @@
 //! A message is handed out under a delivery number, and the host reports what became of it. Only then does an
 //! acknowledgement leave, so that none does before the application had the message.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use hashbrown::HashMap;
 use nolag_protocol::frame::{Ack, BatchAck, Ids, Message as Frame};
 
 use super::effects::Effects;
@@ -32,17 +34,20 @@ enum Progress {
     Done,
 }
 
+/// A message's id, kept once however many need it.
+type MsgId = Arc<str>;
+
 /// The ids of one topic that are known.
 struct Window {
     /// Tells this window from an earlier one of the same topic.
     number: u64,
-    ids: HashMap<Box<str>, Progress>,
+    ids: HashMap<MsgId, Progress>,
 }
 
 struct HandedOut {
     delivery: u64,
     topic: Topic,
-    msg_id: Option<Box<str>>,
+    msg_id: Option<MsgId>,
     requires_ack: bool,
 }
 
@@ -59,10 +64,10 @@ pub enum Dispatched {
 pub(super) struct Inbox {
     windows: HashMap<Topic, Window>,
     /// Ids in the order they came, with the number of their window: the oldest go first.
-    order: VecDeque<(Duration, Topic, u64, Box<str>)>,
+    order: VecDeque<(Duration, Topic, u64, MsgId)>,
     handed_out: VecDeque<HandedOut>,
     next: u64,
-    acks: Vec<String>,
+    acks: Vec<MsgId>,
     /// When gathered acknowledgements are sent.
     send_at: Option<Duration>,
     duplicates: u64,
@@ -84,7 +89,8 @@ impl Inbox {
             return;
         };
         let requires_ack = frame.requires_ack == Some(true) && frame.msg_id.is_some();
-        if let Some(msg_id) = frame.msg_id.filter(|_| options.dedupe.enabled) {
+        let msg_id: Option<MsgId> = frame.msg_id.map(Into::into);
+        if let Some(msg_id) = msg_id.as_ref().filter(|_| options.dedupe.enabled) {
             match self.seen(fx.now, options, &topic, msg_id) {
                 None | Some(Progress::Failed | Progress::Unacknowledged) => {
                     self.remember(fx.now, options, &topic, msg_id);
@@ -96,7 +102,7 @@ impl Inbox {
                 Some(Progress::Done) => {
                     self.duplicates += 1;
                     if requires_ack && options.ack_mode != AckMode::Manual {
-                        self.acknowledge(fx, msg_id.to_owned());
+                        self.acknowledge(fx, msg_id.clone());
                         self.schedule(fx, options);
                     }
                     return;
@@ -108,7 +114,7 @@ impl Inbox {
         self.handed_out.push_back(HandedOut {
             delivery: self.next,
             topic: topic.clone(),
-            msg_id: frame.msg_id.map(Into::into),
+            msg_id,
             requires_ack,
         });
         fx.event(Event::Message(Message {
@@ -164,7 +170,7 @@ impl Inbox {
             *known = progress;
         }
         if message.requires_ack && progress == Progress::Done {
-            self.acknowledge(fx, msg_id.into());
+            self.acknowledge(fx, msg_id);
         }
     }
 
@@ -176,12 +182,12 @@ impl Inbox {
                     *progress = Progress::Done;
                 }
             }
-            self.acknowledge(fx, id);
+            self.acknowledge(fx, id.into());
         }
         self.schedule(fx, options);
     }
 
-    fn acknowledge(&mut self, fx: &mut Effects, id: String) {
+    fn acknowledge(&mut self, fx: &mut Effects, id: MsgId) {
         if self.acks.len() >= MAX_PENDING_ACKS {
             fx.warn(Warning::AcksDropped);
             return;
@@ -210,7 +216,7 @@ impl Inbox {
         for batch in std::mem::take(&mut self.acks).chunks(MAX_BATCH) {
             match batch {
                 [msg_id] => fx.send(Ack { msg_id }.to_vec()),
-                ids => fx.send(BatchAck { msg_ids: Ids(ids.iter().map(String::as_str).collect()) }.to_vec()),
+                ids => fx.send(BatchAck { msg_ids: Ids(ids.iter().map(|id| &**id).collect()) }.to_vec()),
             }
         }
     }
@@ -275,12 +281,12 @@ impl Inbox {
         self.windows.get(topic).and_then(|window| window.ids.get(msg_id)).copied()
     }
 
-    fn remember(&mut self, now: Duration, options: &Options, topic: &Topic, msg_id: &str) {
+    fn remember(&mut self, now: Duration, options: &Options, topic: &Topic, msg_id: &MsgId) {
         let next = self.next;
         let window =
             self.windows.entry(topic.clone()).or_insert_with(|| Window { number: next, ids: HashMap::new() });
-        if window.ids.insert(msg_id.into(), Progress::Running).is_none() {
-            self.order.push_back((now, topic.clone(), window.number, msg_id.into()));
+        if window.ids.insert(msg_id.clone(), Progress::Running).is_none() {
+            self.order.push_back((now, topic.clone(), window.number, msg_id.clone()));
             while self.order.len() > options.dedupe.max_ids.max(1) {
                 self.drop_oldest();
             }

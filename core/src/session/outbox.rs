@@ -337,6 +337,11 @@ impl Outbox {
 
     /// Publishes whose answer is overdue: true asks for a probe of the connection (client-api 7.4).
     pub(super) fn overdue(&mut self, fx: &mut Effects) -> bool {
+        // Those in flight stand in the order of their deadlines, until one of them is overdue.
+        let front = self.in_flight.front();
+        if self.overdue == 0 && front.is_none_or(|first| first.deadline > fx.now) {
+            return false;
+        }
         let mut probe = false;
         let mut index = 0;
         while index < self.in_flight.len() {
@@ -505,8 +510,12 @@ impl Outbox {
                 if first.offline { pace.max(self.drain_pace.next(now)) } else { pace }
             }),
         };
-        let answers = self.in_flight.iter().filter(|sent| !sent.overdue || sent.probed);
-        let answers = answers.map(|sent| sent.deadline).min();
+        let answers = if self.overdue == 0 {
+            self.in_flight.front().map(|first| first.deadline)
+        } else {
+            let awaited = self.in_flight.iter().filter(|sent| !sent.overdue || sent.probed);
+            awaited.map(|sent| sent.deadline).min()
+        };
         let flushes = self.flushes.iter().filter_map(|(_, deadline)| *deadline).min();
         let expiry = if self.waiting.is_empty() && self.held.is_empty() { None } else { self.expiry.get() };
         earlier(earlier(line, answers), earlier(flushes, expiry))

@@ -89,9 +89,21 @@ class Calls(Mirror):
             raise error
         token = self._token if isinstance(self._token, str) and self._provider is None else None
         settings = _settings.native(self._options)
-        certificates = _settings.ca(self._options.tls)
+        options = self._options
+        if options.proxy is True:
+            message = "proxy: a URL, False, or nothing is expected"
+            raise ConfigError(message)
         core = Core(
-            self, loop, watcher(loop), url, token, settings, certificates, self._options.debug
+            self,
+            loop,
+            watcher(loop),
+            url,
+            token,
+            settings,
+            ca=_settings.ca(options.tls),
+            proxy=options.proxy,
+            headers=list(options.headers.items()) if options.headers else None,
+            debug=options.debug,
         )
         core.enter()
         if self._options.debug:

@@ -21,6 +21,8 @@ class Core:
         token: str | None,
         options: Mapping[str, Any],
         ca: bytes | None = None,
+        proxy: str | bool | None = None,
+        headers: Sequence[tuple[str, str]] | None = None,
         debug: bool = False,
     ) -> Core: ...
     def enter(self) -> None: ...

@@ -218,7 +218,7 @@ class NoLag(Calls):
         qos: QoS | int | None = None,
         retain: bool = False,
         echo: bool = True,
-        filter: str | None = None,  # noqa: A002 — the wire's name
+        filter: str | None = None,
         filters: Sequence[str] | None = None,
         ttl: float | None = None,
         retain_ttl: float | None = None,
@@ -283,7 +283,9 @@ class NoLag(Calls):
         """
         if callable(options):
             self.on(topic, options)
-            options, callback = (None, callback) if callable(callback) else (callback, None)
+            options = None
+        if not callable(callback):
+            options, callback = options if callback is None else callback, None
         given = _settings.subscribe(options)
         self._subscribed.add(topic)
         await self._ask(lambda core, waiter: core.subscribe(waiter, topic, **given), callback)

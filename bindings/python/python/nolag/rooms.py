@@ -100,7 +100,7 @@ class Room:
         qos: QoS | int | None = None,
         retain: bool = False,
         echo: bool = True,
-        filter: str | None = None,  # noqa: A002 — the wire's name
+        filter: str | None = None,
         filters: Sequence[str] | None = None,
         ttl: float | None = None,
         retain_ttl: float | None = None,

@@ -205,6 +205,10 @@ class NoLagOptions:
     #: How long before its expiry a token is renewed.
     token_refresh_margin: float = 60.0
     tls: TlsOptions | Mapping[str, Any] | None = None
+    #: An HTTP proxy's URL, or False for none; the environment's (`HTTPS_PROXY`) where absent.
+    proxy: str | bool | None = None
+    #: Sent with the request for the WebSocket.
+    headers: Mapping[str, str] | None = None
 
 
 @dataclass

@@ -25,6 +25,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::rustls::ClientConfig;
+use tungstenite::http::{HeaderMap, HeaderName, HeaderValue};
 
 pub use dial::{Resolver, Resolving};
 pub use proxy::Proxy;
@@ -46,6 +47,7 @@ pub struct Native {
     url: Url,
     proxy: Option<Proxy>,
     tls: Arc<ClientConfig>,
+    headers: HeaderMap,
     resolver: Resolver,
     timeout: Duration,
 }
@@ -60,7 +62,25 @@ impl Native {
 
     /// The same through this proxy, or through none, whatever the environment says.
     pub fn with_proxy(url: Url, extra_roots: Option<&[u8]>, proxy: Option<Proxy>) -> Result<Self, Error> {
-        Ok(Self { url, proxy, tls: tls::config(extra_roots)?, resolver: dial::system(), timeout: TIMEOUT })
+        Ok(Self {
+            url,
+            proxy,
+            tls: tls::config(extra_roots)?,
+            headers: HeaderMap::new(),
+            resolver: dial::system(),
+            timeout: TIMEOUT,
+        })
+    }
+
+    /// Sends another header with the request for the upgrade.
+    pub fn header(mut self, name: &str, value: &str) -> Result<Self, Error> {
+        let bad =
+            |what| Error::Config { code: "bad_option", message: format!("{name:?} is no header: {what}") };
+        let name = HeaderName::from_bytes(name.as_bytes())
+            .map_err(|_| bad("the name has other characters than a header's"))?;
+        let value = HeaderValue::from_str(value).map_err(|_| bad("the value has control characters"))?;
+        self.headers.append(name, value);
+        Ok(self)
     }
 
     /// Finds addresses otherwise than the system does. With a proxy that is the proxy's address: the broker's name is left to it.
@@ -112,7 +132,7 @@ impl Native {
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let stuck = || format!("{} takes connections and does not answer", self.url.place);
-        let behind = deadline.bound(upgrade::upgrade(&self.url, &mut stream), stuck).await?;
+        let behind = deadline.bound(upgrade::upgrade(&self.url, &self.headers, &mut stream), stuck).await?;
         Ok(Box::new(WebSocket::new(stream, behind)))
     }
 }

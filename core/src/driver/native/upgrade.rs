@@ -9,6 +9,7 @@ use tungstenite::client::IntoClientRequest as _;
 use tungstenite::handshake::HandshakeError;
 use tungstenite::handshake::client::{ClientHandshake, Response};
 use tungstenite::handshake::machine::TryParse as _;
+use tungstenite::http::HeaderMap;
 
 use super::failure;
 use super::url::Url;
@@ -47,7 +48,7 @@ impl Write for Exchange {
 }
 
 /// Upgrades the connection. Returns what has come behind the answer.
-pub(super) async fn upgrade<S>(url: &Url, stream: &mut S) -> Result<Vec<u8>, OpenFailure>
+pub(super) async fn upgrade<S>(url: &Url, headers: &HeaderMap, stream: &mut S) -> Result<Vec<u8>, OpenFailure>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -55,7 +56,8 @@ where
         let message = format!("{} does not answer as a WebSocket does: {fault}", url.place);
         failure(ConnectionCode::ProtocolError, message)
     };
-    let request = url.text.as_str().into_client_request().map_err(odd)?;
+    let mut request = url.text.as_str().into_client_request().map_err(odd)?;
+    request.headers_mut().extend(headers.clone());
     let handshake = ClientHandshake::start(Exchange::default(), request, None).map_err(odd)?;
     let mut handshake = match handshake.handshake() {
         Err(HandshakeError::Interrupted(handshake)) => handshake,
