@@ -134,7 +134,11 @@ impl Queue {
     fn append(&self, new: &mut Vec<Item>) {
         let mut items = lock(&self.items);
         let was_empty = items.is_empty();
-        items.append(new);
+        if was_empty {
+            *items = std::mem::take(new); // an idle client holds no buffer
+        } else {
+            items.append(new);
+        }
         drop(items);
         if was_empty {
             self.notify();

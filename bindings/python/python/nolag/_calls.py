@@ -66,7 +66,8 @@ class Calls(Mirror):
         self._fetching: asyncio.Task[None] | None = None
         # Tasks that wait for the client to be closed.
         self._closers: set[asyncio.Task[Any] | None] = set()
-        self._waiting_for_room: deque[asyncio.Future[None]] = deque()
+        # Nobody, mostly; an empty deque is bigger than the rest of this object.
+        self._waiting_for_room: deque[asyncio.Future[None]] | tuple[()] = ()
         self._max_open_calls = 0
         self._last_room: tuple[str | None, str | None] = (None, None)
 
@@ -249,6 +250,8 @@ class Calls(Mirror):
         if self._state != "connected":
             return
         room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if isinstance(self._waiting_for_room, tuple):
+            self._waiting_for_room = deque()
         self._waiting_for_room.append(room)
         core.want_room(self._max_open_calls)
         await room
@@ -259,7 +262,11 @@ class Calls(Mirror):
         places = (
             self._max_open_calls - core.open_calls if core is not None and self.connected else None
         )
-        while self._waiting_for_room and (places is None or places > 0):
+        while (
+            isinstance(self._waiting_for_room, deque)
+            and self._waiting_for_room
+            and (places is None or places > 0)
+        ):
             room = self._waiting_for_room.popleft()
             if not room.done():
                 room.set_result(None)
