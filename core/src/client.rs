@@ -49,7 +49,6 @@ pub struct Client {
 struct Inner {
     handle: Handle,
     desk: Arc<Desk>,
-    events: broadcast::Sender<Event>,
     state: watch::Receiver<State>,
     /// Whether a message is done with when the next one is asked for, instead of when it is taken.
     after_handler: bool,
@@ -199,7 +198,7 @@ impl Client {
     /// All that happens from now on, but for messages. A reader that falls 1,024 events behind misses the oldest, and is told
     /// how many.
     pub fn events(&self) -> broadcast::Receiver<Event> {
-        self.inner.events.subscribe()
+        self.inner.desk.events.subscribe()
     }
 
     /// Closes at once: what is open fails. What is subscribed is subscribed again by a later [`Client::connect`].

@@ -122,6 +122,14 @@ pub enum Event {
     },
     /// Messages of a subscription may have been missed.
     Gap(Gap),
+    /// A reader has caught up that had dropped messages, as it was told to, because it was too slow
+    /// ([`ReceiveOverflow`](crate::options::ReceiveOverflow)).
+    Overflow {
+        /// The subscription.
+        topic: Topic,
+        /// How many were dropped since it had caught up last.
+        dropped: u64,
+    },
     /// Somebody in a room came, changed or left.
     Presence(Change, Box<Actor>),
     /// Presence in this room ended, because the broker keeps one room per connection.

@@ -203,6 +203,18 @@ pub enum Overflow {
     Block,
 }
 
+/// What happens to messages that come for a reader whose buffer is full (client-api 12.1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ReceiveOverflow {
+    /// The client reads no more from the broker until there is room: nothing is lost, and every reader waits.
+    #[default]
+    Pause,
+    /// The oldest that waits is dropped.
+    DropOldest,
+    /// The new one is dropped.
+    DropNewest,
+}
+
 /// What becomes of a message of quality 0 without a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Qos0 {

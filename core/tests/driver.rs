@@ -8,6 +8,7 @@ use futures_util::{SinkExt as _, StreamExt as _};
 use nolag_core::Client;
 use nolag_core::driver::memory::{Memory, ServerEnd};
 use nolag_core::event::{Event, State};
+use nolag_core::options::ReceiveOverflow;
 use nolag_protocol::frame::{ClientFrame, ServerFrame};
 use tokio::sync::mpsc::Receiver;
 use tokio_tungstenite::WebSocketStream;
@@ -138,4 +139,44 @@ async fn acknowledged_when_taken() {
         messages.next().await.unwrap().unwrap();
     }
     assert_eq!(kit::describe(&peer.read().await.unwrap()), "batchAck m-1,m-2,m-3");
+}
+
+/// API-077, FC-22: what is dropped for a slow reader is counted exactly, and told once when it has caught up. The newest, or the
+/// oldest, are kept, in order.
+#[tokio::test(start_paused = true)]
+async fn a_slow_reader_that_drops() {
+    for (policy, kept) in [(ReceiveOverflow::DropOldest, 40..50), (ReceiveOverflow::DropNewest, 0..10)] {
+        let (transport, mut queue) = Memory::new();
+        let client = Client::builder("t").transport(transport).build().unwrap();
+        let subscribing = tokio::spawn({
+            let client = client.clone();
+            async move {
+                client.connect().await.unwrap();
+                client.subscribe("t").buffer(10).overflow(policy).await.unwrap()
+            }
+        });
+        let mut peer = Peer::accept(&mut queue).await;
+        for _ in 0..2 {
+            let bytes = peer.read().await.unwrap();
+            match ClientFrame::decode(&bytes).unwrap() {
+                ClientFrame::Auth(_) => peer.send(accepted()).await,
+                ClientFrame::Subscribe(frame) => peer.send(subscribed(frame.topic)).await,
+                other => panic!("{other:?}"),
+            }
+        }
+        let mut messages = subscribing.await.unwrap();
+        let mut events = client.events();
+        for n in 0..50 {
+            peer.send(message("t", Some(&format!("m-{n}")), &number(n))).await;
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let mut seen = Vec::new();
+        while let Ok(next) = tokio::time::timeout(Duration::from_secs(1), messages.next()).await {
+            seen.push(next.unwrap().unwrap().decode::<u64>().unwrap());
+        }
+        assert_eq!(seen, kept.collect::<Vec<_>>(), "{policy:?}");
+        let told = std::iter::from_fn(|| events.try_recv().ok());
+        let told: Vec<_> = told.filter(|event| matches!(event, Event::Overflow { .. })).collect();
+        assert_eq!(told, [Event::Overflow { topic: "t".into(), dropped: 40 }], "{policy:?}");
+    }
 }

@@ -163,11 +163,11 @@ impl Builder {
             }
         };
         let after_handler = options.ack_mode == AckMode::AfterHandler;
-        let desk = Arc::<Desk>::default();
         let (events, _) = broadcast::channel(EVENT_BACKLOG);
+        let desk = Arc::new(Desk::new(events));
         let (sender, state) = watch::channel(State::Idle);
-        let clerk = Clerk::new(Arc::clone(&desk), events.clone(), sender);
+        let clerk = Clerk::new(Arc::clone(&desk), sender);
         let (handle, driver) = drive(options, transport, provider, clerk);
-        Ok((Client { inner: Arc::new(Inner { handle, desk, events, state, after_handler }) }, driver))
+        Ok((Client { inner: Arc::new(Inner { handle, desk, state, after_handler }) }, driver))
     }
 }

@@ -10,6 +10,7 @@ use tokio::sync::{broadcast, oneshot, watch};
 use crate::driver::Host;
 use crate::error::Error;
 use crate::event::{Event, Message, State, Topic};
+use crate::options::ReceiveOverflow;
 use crate::session::{Dispatched, Reply, RequestId};
 
 /// How many messages a reader takes at a time.
@@ -18,8 +19,8 @@ const HANDFUL: usize = 64;
 type Answer = Result<Reply, Error>;
 
 /// What the driver's task and the handles share.
-#[derive(Default)]
 pub(super) struct Desk {
+    pub(super) events: broadcast::Sender<Event>,
     calls: Mutex<HashMap<RequestId, oneshot::Sender<Answer>>>,
     readers: Mutex<Readers>,
     /// Messages that readers are done with, and whether they succeeded.
@@ -50,6 +51,9 @@ struct Reader {
     number: RequestId,
     /// The most messages that wait for it.
     buffer: usize,
+    overflow: ReceiveOverflow,
+    /// How many were dropped since it had nothing to fetch.
+    dropped: u64,
     queue: VecDeque<Entry>,
     /// How many it fetched last.
     held: usize,
@@ -69,6 +73,16 @@ pub(super) enum Fetched {
 }
 
 impl Desk {
+    pub(super) fn new(events: broadcast::Sender<Event>) -> Self {
+        Self {
+            events,
+            calls: Mutex::default(),
+            readers: Mutex::default(),
+            finished: Mutex::default(),
+            full: AtomicUsize::new(0),
+        }
+    }
+
     /// Somebody waits for a call's answer.
     pub(super) fn expect(&self, request: RequestId) -> oneshot::Receiver<Answer> {
         let (reply, answer) = oneshot::channel();
@@ -83,11 +97,19 @@ impl Desk {
 
     /// Somebody reads a topic's messages from now on, of which `buffer` may wait. What is returned becomes true when the client
     /// is closed: then nothing that waits is handed over (client-api 12.4).
-    pub(super) fn enter(&self, topic: Topic, number: RequestId, buffer: usize) -> Arc<AtomicBool> {
+    pub(super) fn enter(
+        &self,
+        topic: Topic,
+        number: RequestId,
+        buffer: usize,
+        overflow: ReceiveOverflow,
+    ) -> Arc<AtomicBool> {
         let closed = Arc::<AtomicBool>::default();
         let reader = Reader {
             number,
             buffer,
+            overflow,
+            dropped: 0,
             queue: VecDeque::new(),
             held: 0,
             full: false,
@@ -121,6 +143,10 @@ impl Desk {
         }
         if reader.queue.is_empty() {
             reader.waker = Some(waker.clone());
+            let dropped = std::mem::take(&mut reader.dropped);
+            if dropped > 0 {
+                let _ = self.events.send(Event::Overflow { topic: topic.clone(), dropped }); // nobody may be listening
+            }
             return Fetched::Nothing { has_room };
         }
         spare.extend(reader.queue.drain(..reader.held));
@@ -164,7 +190,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// The driver's side of the desk.
 pub(super) struct Clerk {
     desk: Arc<Desk>,
-    events: broadcast::Sender<Event>,
     state: watch::Sender<State>,
     /// Of readers that have something to fetch.
     wakers: Vec<Waker>,
@@ -173,28 +198,36 @@ pub(super) struct Clerk {
 }
 
 impl Clerk {
-    pub(super) fn new(
-        desk: Arc<Desk>,
-        events: broadcast::Sender<Event>,
-        state: watch::Sender<State>,
-    ) -> Self {
-        Self { desk, events, state, wakers: Vec::new(), answers: Vec::new() }
+    pub(super) fn new(desk: Arc<Desk>, state: watch::Sender<State>) -> Self {
+        Self { desk, state, wakers: Vec::new(), answers: Vec::new() }
     }
 
     fn deliver(&mut self, message: Message) {
-        let mut readers = lock(&self.desk.readers);
+        let desk = &*self.desk;
+        let mut readers = lock(&desk.readers);
         let Some(of_topic) = readers.of_topic.get_mut(&message.topic) else {
-            lock(&self.desk.finished).push((message.delivery, true)); // nobody reads this topic
+            lock(&desk.finished).push((message.delivery, true)); // nobody reads this topic
             return;
         };
         let delivery = message.delivery;
+        let wakers = &mut self.wakers;
         let mut push = |reader: &mut Reader, message: Message, readers: Option<Arc<AtomicUsize>>| {
-            reader.queue.push_back((message, Ticket { delivery, readers }));
-            if !reader.full && reader.queue.len() + reader.held >= reader.buffer {
-                reader.full = true;
-                self.desk.full.fetch_add(1, Ordering::Release);
+            let ticket = Ticket { delivery, readers };
+            let is_full = reader.queue.len() + reader.held >= reader.buffer;
+            if is_full && reader.overflow != ReceiveOverflow::Pause {
+                reader.dropped += 1;
+                let oldest =
+                    (reader.overflow == ReceiveOverflow::DropOldest).then(|| reader.queue.pop_front());
+                let Some(Some((_, oldest))) = oldest else { return desk.finish(&ticket, true) };
+                desk.finish(&oldest, true);
             }
-            self.wakers.extend(reader.waker.take());
+            reader.queue.push_back((message, ticket));
+            let pauses = reader.overflow == ReceiveOverflow::Pause && !reader.full;
+            if pauses && reader.queue.len() + reader.held >= reader.buffer {
+                reader.full = true;
+                desk.full.fetch_add(1, Ordering::Release);
+            }
+            wakers.extend(reader.waker.take());
         };
         if let [reader] = of_topic.as_mut_slice() {
             push(reader, message, None);
@@ -258,7 +291,7 @@ impl Host for Clerk {
             }
             _ => {}
         }
-        let _ = self.events.send(event); // nobody may be listening
+        let _ = self.desk.events.send(event); // nobody may be listening
     }
 
     fn complete(&mut self, request: RequestId, result: Answer) {

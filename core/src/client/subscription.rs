@@ -13,7 +13,7 @@ use super::desk::{Entry, Fetched, Ticket};
 use super::{BoxFuture, Client};
 use crate::error::Error;
 use crate::event::{Message, Topic};
-use crate::options::{Filter, Group, Qos, SubscribeOptions};
+use crate::options::{Filter, Group, Qos, ReceiveOverflow, SubscribeOptions};
 use crate::session::{Call, FilterChange, RequestId};
 
 /// A subscribe that begins when it is awaited.
@@ -24,11 +24,18 @@ pub struct Subscribe {
     topic: Topic,
     options: SubscribeOptions,
     buffer: usize,
+    overflow: ReceiveOverflow,
 }
 
 impl Subscribe {
     pub(super) fn new(client: Client, topic: &str) -> Self {
-        Self { client, topic: topic.into(), options: SubscribeOptions::default(), buffer: 1_024 }
+        Self {
+            client,
+            topic: topic.into(),
+            options: SubscribeOptions::default(),
+            buffer: 1_024,
+            overflow: ReceiveOverflow::Pause,
+        }
     }
 
     /// The quality of service.
@@ -54,10 +61,16 @@ impl Subscribe {
         self.options.filters.push(Filter::Group(values.into_iter().map(Into::into).collect()));
         self
     }
-    /// How many messages may wait for this reader, at least 1; 1,024 unless told otherwise. When they do, the client reads no more
-    /// from the broker until some are taken.
+    /// How many messages may wait for this reader, at least 1; 1,024 unless told otherwise.
     pub fn buffer(mut self, messages: usize) -> Self {
         self.buffer = messages.max(1);
+        self
+    }
+
+    /// What happens when more come. Unless told otherwise the client reads no more from the broker until some are taken.
+    /// Of what is dropped an [`Event::Overflow`](crate::Event) tells when the reader has caught up.
+    pub fn overflow(mut self, policy: ReceiveOverflow) -> Self {
+        self.overflow = policy;
         self
     }
 }
@@ -68,10 +81,10 @@ impl IntoFuture for Subscribe {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let Self { client, topic, options, buffer } = self;
+            let Self { client, topic, options, buffer, overflow } = self;
             let number = client.inner.handle.number();
             // Reading comes first: a retained message follows the broker's answer at once.
-            let closed = client.inner.desk.enter(topic.clone(), number, buffer);
+            let closed = client.inner.desk.enter(topic.clone(), number, buffer, overflow);
             let subscription = Subscription {
                 client: client.clone(),
                 topic: topic.clone(),
