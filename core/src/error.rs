@@ -41,6 +41,8 @@ pub enum Error {
         reason: String,
         /// The client has given up.
         fatal: bool,
+        /// The reason may pass by itself.
+        passing: bool,
     },
     /// The broker refused one operation; the connection goes on.
     #[error("{}", .0.error)]
@@ -200,6 +202,15 @@ impl Error {
         }))
     }
 
+    /// The broker's or the client's own reason not to connect.
+    pub(crate) fn auth(reason: impl Into<String>) -> Self {
+        let reason = reason.into();
+        let verdict = codes::error_verdict(&reason);
+        let passing = matches!(verdict, Some(codes::Verdict::Reconnect | codes::Verdict::ReconnectLate))
+            || matches!(reason.as_str(), "auth_timeout" | "auth_unavailable");
+        Self::Auth { reason, fatal: false, passing }
+    }
+
     pub(crate) fn closed() -> Self {
         Self::Closed { what: Ended::Closed, outcome_unknown: false }
     }
@@ -303,13 +314,7 @@ impl Error {
             Self::NotConnected | Self::Timeout { .. } => true,
             // A client that has given up may be asked again, where a second attempt can end otherwise.
             Self::Connection { code, fatal, .. } => !fatal || !code.is_hopeless(),
-            Self::Auth { reason, fatal } => {
-                let passes = matches!(
-                    codes::error_verdict(reason),
-                    Some(codes::Verdict::Reconnect | codes::Verdict::ReconnectLate)
-                );
-                !fatal || passes || matches!(reason.as_str(), "auth_timeout" | "auth_unavailable")
-            }
+            Self::Auth { fatal, passing, .. } => !fatal || *passing,
             Self::Queue { what, .. } => *what != "too_large",
             Self::Server(server) => codes::error_verdict(&server.error) == Some(codes::Verdict::Resend),
             Self::Config { .. } | Self::Encode { .. } | Self::Closed { .. } => false,

@@ -148,7 +148,7 @@ impl Core {
         retain: bool,
         echo: bool,
         filter: Option<String>,
-        filters: Option<Vec<String>>,
+        filters: Option<&Bound<'py, PyAny>>,
         ttl: Option<&Bound<'py, PyAny>>,
         retain_ttl: Option<&Bound<'py, PyAny>>,
         msg_ref: Option<String>,
@@ -161,7 +161,7 @@ impl Core {
             retain_ttl: settings::given("retain_ttl", retain_ttl, settings::seconds)?,
             no_echo: !echo,
             filter,
-            filters: filters.unwrap_or_default(),
+            filters: settings::given("filters", filters, settings::texts)?.unwrap_or_default(),
             ttl: settings::given("ttl", ttl, settings::seconds)?,
             msg_ref,
         };
@@ -218,9 +218,10 @@ impl Core {
         py: Python<'_>,
         waiter: Py<PyAny>,
         topic: String,
-        filters: Vec<String>,
+        filters: &Bound<'_, PyAny>,
     ) -> PyResult<u64> {
-        self.ask(py, waiter, Call::Filters { topic, change: FilterChange::Add(filters) })
+        let values = settings::given("filters", Some(filters), settings::texts)?.unwrap_or_default();
+        self.ask(py, waiter, Call::Filters { topic, change: FilterChange::Add(values) })
     }
 
     fn remove_filters(
@@ -228,9 +229,10 @@ impl Core {
         py: Python<'_>,
         waiter: Py<PyAny>,
         topic: String,
-        filters: Vec<String>,
+        filters: &Bound<'_, PyAny>,
     ) -> PyResult<u64> {
-        self.ask(py, waiter, Call::Filters { topic, change: FilterChange::Remove(filters) })
+        let values = settings::given("filters", Some(filters), settings::texts)?.unwrap_or_default();
+        self.ask(py, waiter, Call::Filters { topic, change: FilterChange::Remove(values) })
     }
 
     fn connect(&self, py: Python<'_>, waiter: Py<PyAny>) -> PyResult<u64> {
@@ -458,12 +460,26 @@ impl Core {
         let mut dispatch = Dispatch::new(self, &owner)?;
         let rest = std::mem::take(&mut *lock(&self.rest));
         let mut items = rest.into_iter().chain(self.queue.take());
+        // Whoever awaits an answer goes on before what came after it is handed over: it may be about to register a handler.
+        let mut somebody_waits = false;
         while let Some(item) = items.next() {
-            if let Err(fault) = self.hand_over(&mut dispatch, item) {
-                *lock(&self.rest) = items.collect();
-                self.queue.notify();
-                return Err(fault);
-            }
+            let done = if somebody_waits && matches!(item, Item::Event(_)) {
+                *lock(&self.rest) = std::iter::once(item).chain(items).collect();
+                Ok(())
+            } else {
+                match self.hand_over(&mut dispatch, item) {
+                    Ok(awaited) => {
+                        somebody_waits |= awaited;
+                        continue;
+                    }
+                    Err(fault) => {
+                        *lock(&self.rest) = items.collect();
+                        Err(fault)
+                    }
+                }
+            };
+            self.queue.notify();
+            return done;
         }
         let room = self.room.load(Ordering::Relaxed);
         if room > 0 && self.open_calls() < room {
@@ -473,22 +489,22 @@ impl Core {
         Ok(())
     }
 
-    fn hand_over(&self, dispatch: &mut Dispatch<'_, '_>, item: Item) -> PyResult<()> {
+    /// Whether somebody awaits what was handed over.
+    fn hand_over(&self, dispatch: &mut Dispatch<'_, '_>, item: Item) -> PyResult<bool> {
         let owner = dispatch.owner;
         let py = owner.py();
         match item {
+            Item::Complete(request, result) => return self.complete(owner, request, result),
             // Not handled: the session forgets having handed it out.
-            Item::Event(_) if self.muted.load(Ordering::Relaxed) > 0 => Ok(()),
-            Item::Event(Event::Message(message)) => dispatch.message(message),
-            Item::Event(event) => match events::event(py, &event, self.started)? {
-                Some((name, payload)) => {
-                    owner.call_method1(intern!(py, "_on_event"), (name, payload)).map(|_| ())
+            Item::Event(_) if self.muted.load(Ordering::Relaxed) > 0 => {}
+            Item::Event(Event::Message(message)) => dispatch.message(message)?,
+            Item::Event(event) => {
+                if let Some((name, payload)) = events::event(py, &event, self.started)? {
+                    owner.call_method1(intern!(py, "_on_event"), (name, payload))?;
                 }
-                None => Ok(()),
-            },
-            Item::Complete(request, result) => self.complete(owner, request, result),
+            }
             Item::Frame(sent, kind, bytes) => {
-                owner.call_method1(intern!(py, "_log_frame"), (sent, kind, bytes)).map(|_| ())
+                owner.call_method1(intern!(py, "_log_frame"), (sent, kind, bytes))?;
             }
             Item::Token(request, reply) => {
                 let reason = match request.reason {
@@ -499,17 +515,19 @@ impl Core {
                 };
                 let last = request.last_error.map(|error| errors::exception(py, &error)).transpose()?;
                 let answer = Bound::new(py, TokenAnswer(Mutex::new(Some(reply))))?;
-                owner.call_method1("_fetch_token", (reason, request.attempt, last, answer)).map(|_| ())
+                owner.call_method1(intern!(py, "_fetch_token"), (reason, request.attempt, last, answer))?;
             }
         }
+        Ok(false)
     }
 
+    /// Whether somebody awaits the call.
     fn complete(
         &self,
         owner: &Bound<'_, PyAny>,
         request: RequestId,
         result: Result<Reply, Error>,
-    ) -> PyResult<()> {
+    ) -> PyResult<bool> {
         let py = owner.py();
         let waiter = lock(&self.calls).remove(&request);
         let waiter = match waiter {
@@ -519,40 +537,42 @@ impl Core {
                 self.muted.fetch_sub(1, Ordering::Relaxed); // what comes now is of the next connection
                 waiter
             }
-            None => return Ok(()),
+            None => return Ok(false),
         };
         let (error, reply) = match result {
             Ok(reply) => (py.None(), events::reply(py, &reply)?),
             Err(error) => (errors::exception(py, &error)?.unbind(), py.None()),
         };
-        waiter.call1(py, (error, reply)).map(|_| ()).or_else(|fault| failed(owner, fault, None))
+        waiter.call1(py, (error, reply)).map(|_| ()).or_else(|fault| failed(owner, fault, None))?;
+        Ok(true)
     }
 }
 
-/// A publish is complete: those who wait learn it, then the callback.
+/// A publish is complete: those who wait learn it, then the callback. Whether somebody waits.
 fn published(
     owner: &Bound<'_, PyAny>,
     receipt: &Bound<'_, Receipt>,
     result: Result<Reply, Error>,
-) -> PyResult<()> {
+) -> PyResult<bool> {
     let result = match result {
         Ok(Reply::Receipt(receipt)) => Ok(receipt),
-        Ok(_) => return Ok(()), // a publish has no other reply
+        Ok(_) => return Ok(false), // a publish has no other reply
         Err(error) => Err(error),
     };
     // A refusal of the broker's is an event of its own.
     let is_told = matches!(&result, Err(Error::Server(refusal)) if !refusal.local);
-    let Completion { callback, error } = Receipt::complete(receipt, result)?;
+    let Completion { is_awaited, callback, error } = Receipt::complete(receipt, result)?;
     let py = owner.py();
     if let Some(callback) = callback {
         callback.call1(py, (&error,)).map(|_| ()).or_else(|fault| failed(owner, fault, None))?;
     }
-    match error {
-        Some(error) if receipt.get().is_emit && !is_told => {
-            owner.call_method1("_failed", (error,)).map(|_| ())
-        }
-        _ => Ok(()),
+    if let Some(error) = error
+        && receipt.get().is_emit
+        && !is_told
+    {
+        owner.call_method1(intern!(py, "_failed"), (error,))?;
     }
+    Ok(is_awaited)
 }
 
 /// Takes a token for a session that waits for one.

@@ -9,6 +9,7 @@ use nolag_core::options::Qos;
 use nolag_core::session::RequestId;
 use pyo3::PyTraverseError;
 use pyo3::gc::PyVisit;
+use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::errors;
@@ -28,6 +29,8 @@ pub(crate) struct Receipt {
 /// What is left to do when a publish is complete.
 #[derive(Default)]
 pub(crate) struct Completion {
+    /// Somebody waits for it.
+    pub(crate) is_awaited: bool,
     /// To be called with the error or `None`.
     pub(crate) callback: Option<Py<PyAny>>,
     pub(crate) error: Option<Py<PyAny>>,
@@ -71,13 +74,14 @@ impl Receipt {
         };
         let before = std::mem::replace(&mut *this.get().lock(), state);
         let State::Open { callback, waiting } = before else { return Ok(Completion::default()) };
+        let is_awaited = !waiting.is_empty();
         for future in waiting {
             let future = future.bind(py);
-            if !future.call_method0("done")?.is_truthy()? {
-                future.call_method1("set_result", (this,))?;
+            if !future.call_method0(intern!(py, "done"))?.is_truthy()? {
+                future.call_method1(intern!(py, "set_result"), (this,))?;
             }
         }
-        Ok(Completion { callback, error })
+        Ok(Completion { is_awaited, callback, error })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -191,7 +195,7 @@ impl Receipt {
     fn wait<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let py = slf.py();
         let this = slf.get();
-        let future = this.loop_.bind(py).call_method0("create_future")?;
+        let future = this.loop_.bind(py).call_method0(intern!(py, "create_future"))?;
         if let State::Open { waiting, .. } = &mut *this.lock() {
             waiting.push(future.clone().unbind());
             return Ok(future);

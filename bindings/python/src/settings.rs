@@ -196,14 +196,25 @@ pub(crate) fn group(value: &Bound<'_, PyAny>) -> PyResult<Group> {
     Ok(if value.extract()? { Group::OfActor } else { Group::Nobody })
 }
 
+/// A list of text; one text alone is not taken letter by letter.
+pub(crate) fn texts(value: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
+    if value.is_instance_of::<PyString>() {
+        return Err(wrong("a list is expected"));
+    }
+    value.try_iter()?.map(|item| item?.extract()).collect()
+}
+
 /// Strings are alternatives; a list of strings stands for all of them at once.
 pub(crate) fn filters(value: &Bound<'_, PyAny>) -> PyResult<Vec<Filter>> {
+    if value.is_instance_of::<PyString>() {
+        return Err(wrong("a list is expected"));
+    }
     let mut filters = Vec::new();
     for item in value.try_iter()? {
         let item = item?;
         filters.push(match item.cast::<PyString>() {
             Ok(text) => Filter::Value(text.to_str()?.to_owned()),
-            Err(_) => Filter::Group(item.extract()?),
+            Err(_) => Filter::Group(texts(&item)?),
         });
     }
     Ok(filters)

@@ -329,7 +329,7 @@ impl Connection {
 
     /// What a refused `auth` means (wire protocol 6.4, client-api 4).
     pub(super) fn after_auth_failure(&mut self, reason: &str, options: &Options) -> (Error, Next) {
-        let error = Error::Auth { reason: reason.to_owned(), fatal: false };
+        let error = Error::auth(reason);
         let next = match codes::error_verdict(reason) {
             Some(Verdict::Reconnect) => Next::RETRY,
             Some(Verdict::ReconnectLate) => Next::Retry { floor: LIMIT_WAIT },
@@ -370,24 +370,24 @@ impl Connection {
                 let (error, next) = self.after_protocol_error(&text(code));
                 (error, next, true)
             }
-            1008 => (Error::Auth { reason: text(code), fatal: true }, Next::GiveUp, true),
+            1008 => (Error::auth(text(code)).made_fatal(), Next::GiveUp, true),
             4001 | 4003 => {
                 let reason = match (code, reason) {
                     (4003, _) => "token_expired",
                     (_, "") => "token_revoked",
                     (_, reason) => reason,
                 };
-                let error = Error::Auth { reason: reason.to_owned(), fatal: false };
+                let error = Error::auth(reason);
                 match self.reject(&error, options) {
                     Next::GiveUp => (error.made_fatal(), Next::GiveUp, true),
                     next => (error, next, true),
                 }
             }
             4002 => {
-                let error = Error::Auth { reason: "connection_limit_reached".into(), fatal: false };
+                let error = Error::auth("connection_limit_reached");
                 (error, Next::Retry { floor: LIMIT_WAIT }, true)
             }
-            4004 => (Error::Auth { reason: "auth_unavailable".into(), fatal: false }, Next::RETRY, true),
+            4004 => (Error::auth("auth_unavailable"), Next::RETRY, true),
             _ => (Error::lost(text(code)), Next::RETRY, code >= 4000),
         }
     }

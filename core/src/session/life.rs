@@ -460,5 +460,6 @@ pub(super) fn connection_error(code: ConnectionCode, message: &str) -> Error {
 }
 
 pub(super) fn provider_failed(failure: &TokenFailure) -> Error {
-    Error::Auth { reason: format!("no token: {}", failure.message), fatal: failure.fatal }
+    let reason = format!("no token: {}", failure.message);
+    Error::Auth { reason, fatal: failure.fatal, passing: !failure.fatal }
 }

@@ -397,10 +397,7 @@ impl Roster {
                 false
             }
             (Change::Update, Some(_)) => true,
-            (Change::Leave, Some(known)) if known.connections.len() > 1 => {
-                known.connections.remove(0);
-                true
-            }
+            (Change::Leave, Some(known)) if known.connections.len() > 1 => true,
             (Change::Leave, Some(known)) => {
                 let left = known.clone();
                 self.actors.shift_remove(&left.actor_id);

@@ -80,7 +80,7 @@ impl Session {
                 self.time_out(link, error);
             }
             Phase::Authenticating { link, until, .. } if until <= now => {
-                self.time_out(link, Error::Auth { reason: "auth_timeout".into(), fatal: false });
+                self.time_out(link, Error::auth("auth_timeout"));
             }
             Phase::Backoff { until } if until <= now => self.attempt("backoff", true),
             Phase::Suspended { until } if until <= now => self.attempt("safety", false),

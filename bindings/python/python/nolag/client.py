@@ -249,7 +249,7 @@ class NoLag(Calls):
             retain,
             echo,
             filter,
-            None if filters is None else list(filters),
+            filters,
             ttl,
             retain_ttl,
             msg_ref,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from nolag.errors import NotConnectedError
+from nolag.errors import ClosedError, NotConnectedError
 
 if TYPE_CHECKING:
-    import concurrent.futures
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
     from nolag._native import Receipt
     from nolag.client import NoLag
@@ -22,31 +22,58 @@ class ThreadSafe:
         """Belong to a client; `NoLag.threadsafe` makes one."""
         self._client = client
 
-    def publish(self, topic: str, data: Any, **options: Any) -> concurrent.futures.Future[Receipt]:
+    def publish(self, topic: str, data: Any, **options: Any) -> Future[Receipt]:
         """Publish; see `NoLag.publish`."""
-        return self._run(self._client.publish(topic, data, **options))
+        return self._run(lambda: self._client.publish(topic, data, **options))
 
-    def emit(
-        self, topic: str, data: Any, options: Any = None
-    ) -> concurrent.futures.Future[Receipt]:
+    def emit(self, topic: str, data: Any, options: Any = None) -> Future[Receipt]:
         """Publish; see `NoLag.emit`."""
-        return self._run(self._client.emit(topic, data, options))
+        return self._run(lambda: self._client.emit(topic, data, options))
 
-    def subscribe(self, topic: str, options: Any = None) -> concurrent.futures.Future[None]:
+    def subscribe(self, topic: str, options: Any = None) -> Future[None]:
         """Subscribe; see `NoLag.subscribe`."""
-        return self._run(self._client.subscribe(topic, options))
+        return self._run(lambda: self._client.subscribe(topic, options))
 
-    def unsubscribe(self, topic: str) -> concurrent.futures.Future[None]:
+    def unsubscribe(self, topic: str) -> Future[None]:
         """Unsubscribe; see `NoLag.unsubscribe`."""
-        return self._run(self._client.unsubscribe(topic))
+        return self._run(lambda: self._client.unsubscribe(topic))
 
-    def close(self, **options: Any) -> concurrent.futures.Future[None]:
+    def close(self, **options: Any) -> Future[None]:
         """Close; see `NoLag.close`."""
-        return self._run(self._client.close(**options))
+        return self._run(lambda: self._client.close(**options))
 
-    def _run(self, call: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
+    def _run(self, call: Callable[[], Coroutine[Any, Any, Any]]) -> Future[Any]:
         loop = self._client._loop
         if loop is None or loop.is_closed():
-            call.close()
             raise NotConnectedError
-        return asyncio.run_coroutine_threadsafe(call, loop)
+        begun = _Begun(call)
+        loop.call_soon_threadsafe(begun)
+        return begun.future
+
+
+class _Begun:
+    """A call that begins when the event loop comes to it, and fails if the loop ends before."""
+
+    def __init__(self, call: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        self._call = call
+        self._task: asyncio.Task[Any] | None = None
+        self.future: Future[Any] = Future()
+
+    def __call__(self) -> None:
+        if self.future.set_running_or_notify_cancel():
+            self._task = asyncio.ensure_future(self._call())
+            self._task.add_done_callback(self._done)
+
+    def __del__(self) -> None:
+        if not self.future.done():
+            message = "the event loop ended"
+            self.future.set_exception(ClosedError(message))
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        failure = None if task.cancelled() else task.exception()
+        if task.cancelled():
+            self.future.set_exception(ClosedError("aborted"))
+        elif failure is not None:
+            self.future.set_exception(failure)
+        else:
+            self.future.set_result(task.result())
