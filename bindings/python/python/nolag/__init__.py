@@ -12,7 +12,6 @@ from nolag.errors import (
     AuthError,
     ClosedError,
     ConfigError,
-    ConnectionError,  # noqa: A004, F401 — not in __all__: a star import leaves Python's own
     EncodeError,
     HandlerError,
     NoLagEncodeError,
@@ -21,7 +20,12 @@ from nolag.errors import (
     NotConnectedError,
     QueueError,
     ServerError,
-    TimeoutError,  # noqa: A004, F401 — the same
+)
+from nolag.errors import (
+    ConnectionError as ConnectionError,  # noqa: A004 — not in __all__, see below
+)
+from nolag.errors import (
+    TimeoutError as TimeoutError,  # noqa: A004 — not in __all__, see below
 )
 from nolag.types import (
     ActorPresence,
@@ -52,6 +56,7 @@ from nolag.types import (
 
 __version__ = "3.0.0a1"
 
+# Without ConnectionError and TimeoutError, so that a star import leaves Python's own.
 __all__ = [
     "ActorPresence",
     "ActorType",

@@ -3,8 +3,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, final
 
 from nolag._calls import Calls
+from nolag.errors import NoLagError
 
 _Waiter: TypeAlias = Callable[[Any, Any], Any]
+
+__all__ = [
+    "Core",
+    "ExtType",
+    "MessageMeta",
+    "Receipt",
+    "TokenAnswer",
+    "Watcher",
+    "check_name",
+    "check_payload",
+    "forked",
+]
 
 def check_name(name: str) -> None: ...
 def check_payload(op: str, topic: str | None, data: Any) -> None: ...
@@ -165,5 +178,5 @@ class Receipt:
     @property
     def latency(self) -> float | None: ...
     @property
-    def error(self) -> Exception | None: ...
+    def error(self) -> NoLagError | None: ...
     def wait(self) -> asyncio.Future[Receipt]: ...

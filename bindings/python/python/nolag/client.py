@@ -21,7 +21,7 @@ from nolag.threadsafe import ThreadSafe
 from nolag.types import ActorPresence, Message, NoLagOptions, Stats
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
@@ -351,7 +351,7 @@ class NoLag(Calls):
         self._soon(lambda core: core.subscribe(settle, topic, **given))
         return reader
 
-    async def messages(self, topic: str, **options: Any) -> AsyncIterator[Message]:
+    async def messages(self, topic: str, **options: Any) -> AsyncGenerator[Message, None]:
         """Iterate over the messages of a topic, subscribed for as long as that.
 
         Takes the options of `subscription`.

@@ -8,7 +8,7 @@ failed may have reached the broker all the same (`outcome_unknown`).
 from __future__ import annotations
 
 import builtins
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,15 +44,15 @@ class ConfigError(NoLagError):
     `url_required`, `bad_url`, `bad_option` or `unsupported_runtime`.
     """
 
-    code = "bad_option"
-    fatal = True
+    code: Any = "bad_option"
+    fatal: bool = True
 
 
 class NotConnectedError(NoLagError):
     """The client was never connected, or is closed, or the message is not to be queued."""
 
-    code = "not_connected"
-    retryable = True
+    code: Any = "not_connected"
+    retryable: bool = True
 
     def __init__(self, message: str = "Not connected") -> None:
         """Say so."""
@@ -89,12 +89,13 @@ class NoLagServerError(NoLagError):
 
     def __init__(self, frame: Mapping[str, Any]) -> None:
         """Take the fields of the broker's `error` frame."""
-        self.code = self.server_code = frame.get("code")
-        self.error = frame.get("error", "unknown_error")
-        self.topic = frame.get("topic")
-        self.hint = frame.get("hint")
-        self.msg_ref = frame.get("msgRef")
-        self.max_size_bytes = frame.get("maxSizeBytes")
+        self.code: int | None = frame.get("code")
+        self.server_code: int | None = self.code
+        self.error: str = frame.get("error", "unknown_error")
+        self.topic: str | None = frame.get("topic")
+        self.hint: str | None = frame.get("hint")
+        self.msg_ref: str | None = frame.get("msgRef")
+        self.max_size_bytes: int | None = frame.get("maxSizeBytes")
         parts = [self.error]
         if self.code:
             parts.append(f"({self.code})")
@@ -111,7 +112,7 @@ class TimeoutError(NoLagError, builtins.TimeoutError):  # noqa: A001 — the sui
     `ack_timeout`, `presence_timeout`, `lobby_timeout` or `flush_timeout`.
     """
 
-    retryable = True
+    retryable: bool = True
 
 
 class QueueError(NoLagError):
@@ -124,12 +125,12 @@ class QueueError(NoLagError):
 class NoLagEncodeError(NoLagError):
     """A payload cannot be written as MessagePack: change the payload."""
 
-    code = "encode"
+    code: Any = "encode"
 
     def __init__(self, op: str, topic: str | None, cause: BaseException | str) -> None:
         """Say of which operation, and why."""
-        self.op = op
-        self.topic = topic
+        self.op: str | None = op
+        self.topic: str | None = topic
         target = f" to '{topic}'" if topic else ""
         super().__init__(
             f"Cannot encode payload for {op}{target}: {cause}. "
@@ -144,20 +145,20 @@ class ClosedError(NoLagError):
     Or the call was withdrawn (`aborted`).
     """
 
-    code = "closed"
+    code: Any = "closed"
 
 
 class HandlerError(NoLagError):
     """A handler of the application failed; `__cause__` is what it raised."""
 
-    code = "handler"
+    code: Any = "handler"
     #: The message that it failed on, where there is one.
     msg_id: str | None = None
 
 
 #: The names of the other languages.
-ServerError = NoLagServerError
-EncodeError = NoLagEncodeError
+ServerError: TypeAlias = NoLagServerError
+EncodeError: TypeAlias = NoLagEncodeError
 
 _CLASSES: dict[str, type[NoLagError]] = {
     "config": ConfigError,

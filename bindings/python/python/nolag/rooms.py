@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from nolag._native import check_name
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 
     from nolag.client import NoLag
     from nolag.subscription import Subscription
@@ -124,7 +124,7 @@ class Room:
         """Subscribe to one of the room's topics, to be iterated; see `NoLag.subscription`."""
         return self._client.subscription(self._full_topic(topic), **options)
 
-    def messages(self, topic: str, **options: Any) -> AsyncIterator[Message]:
+    def messages(self, topic: str, **options: Any) -> AsyncGenerator[Message, None]:
         """Iterate over the messages of one of the room's topics; see `NoLag.messages`."""
         return self._client.messages(self._full_topic(topic), **options)
 
@@ -212,7 +212,7 @@ class Lobby:
         self._client.off(self._event(event), handler)
         return self
 
-    async def events(self) -> AsyncIterator[tuple[str, LobbyPresenceEvent]]:
+    async def events(self) -> AsyncGenerator[tuple[str, LobbyPresenceEvent], None]:
         """Iterate over what happens, as pairs of `join`, `leave`, `update` or `waking`, and who."""
         # One too many is an `error` event of the handler that could not put it.
         queue: asyncio.Queue[tuple[str, LobbyPresenceEvent]] = asyncio.Queue(1_024)

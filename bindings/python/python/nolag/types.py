@@ -244,7 +244,7 @@ class EmitOptions:
     msg_ref: str | None = None
 
 
-PublishOptions = EmitOptions
+PublishOptions: TypeAlias = EmitOptions
 
 
 class _Readable:
@@ -395,9 +395,9 @@ class Message:
         self, topic: str, data: Any, meta: MessageMeta, ack: Callable[[str], None]
     ) -> None:
         """Keep what came."""
-        self.topic = topic
-        self.data = data
-        self.meta = meta
+        self.topic: str = topic
+        self.data: Any = data
+        self.meta: MessageMeta = meta
         self._ack = ack
 
     def ack(self) -> None:
