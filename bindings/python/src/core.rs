@@ -393,6 +393,18 @@ impl Core {
         Ok(dict)
     }
 
+    /// Hands over all that waits, in order. Only what ends a program (`KeyboardInterrupt` and the like) interrupts it, and what is
+    /// left then is handed over the next time.
+    pub(crate) fn deliver(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let this = slf.get();
+        if this.delivering.swap(true, Ordering::Relaxed) {
+            return Ok(()); // a handler runs the event loop; what waits is for the outer call
+        }
+        let result = this.deliver_all(slf);
+        this.delivering.store(false, Ordering::Relaxed);
+        result
+    }
+
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.watcher)?;
         visit.call(&self.owner)?;
@@ -443,19 +455,8 @@ impl Core {
         }
     }
 
-    /// Hands over all that waits, in order. Only what ends a program (`KeyboardInterrupt` and the like) interrupts it, and what is
-    /// left then is handed over the next time.
-    pub(crate) fn deliver(slf: &Bound<'_, Self>) -> PyResult<()> {
-        let this = slf.get();
-        if this.delivering.swap(true, Ordering::Relaxed) {
-            return Ok(()); // a handler runs the event loop; what waits is for the outer call
-        }
-        let result = this.deliver_all(slf.py());
-        this.delivering.store(false, Ordering::Relaxed);
-        result
-    }
-
-    fn deliver_all(&self, py: Python<'_>) -> PyResult<()> {
+    fn deliver_all(&self, self_: &Bound<'_, Self>) -> PyResult<()> {
+        let py = self_.py();
         let Some(owner) = self.owner.bind(py).upgrade() else { return Ok(()) };
         let mut dispatch = Dispatch::new(self, &owner)?;
         let rest = std::mem::take(&mut *lock(&self.rest));
@@ -478,7 +479,8 @@ impl Core {
                     }
                 }
             };
-            self.queue.notify();
+            // Behind what the completions have scheduled.
+            self.loop_.bind(py).call_method1(intern!(py, "call_soon"), (self_.getattr(intern!(py, "deliver"))?,))?;
             return done;
         }
         let room = self.room.load(Ordering::Relaxed);

@@ -122,8 +122,7 @@ impl Queue {
         std::mem::take(&mut lock(&self.items))
     }
 
-    /// Has the loop come to this client.
-    pub(crate) fn notify(&self) {
+    fn notify(&self) {
         self.waker.notify(self.number);
     }
 
