@@ -187,6 +187,8 @@ pub struct Message {
     pub data: Bytes,
     /// Whether it is replayed.
     pub is_replay: bool,
+    /// Whether the broker asks for an acknowledgement.
+    pub requires_ack: bool,
     /// The whole frame.
     pub(crate) frame: Bytes,
 }
@@ -199,7 +201,6 @@ impl Message {
         };
         Meta {
             msg_id: frame.msg_id,
-            requires_ack: frame.requires_ack == Some(true) && frame.msg_id.is_some(),
             retained: frame.retained == Some(true),
             redelivered: frame.redelivered == Some(true),
             from: frame.from,
@@ -218,8 +219,6 @@ impl Message {
 pub struct Meta<'a> {
     /// The same for all receivers.
     pub msg_id: Option<&'a str>,
-    /// Whether the broker asks for an acknowledgement.
-    pub requires_ack: bool,
     /// Whether it was kept, and a subscribe brought it.
     pub retained: bool,
     /// Whether another member of the group had it before.

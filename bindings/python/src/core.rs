@@ -47,6 +47,8 @@ pub(crate) struct Core {
     loop_: Py<PyAny>,
     default_qos: Qos,
     pub(crate) after_handler: bool,
+    /// How many handled messages may go unreported.
+    report_at: usize,
     /// The process that it lives in.
     generation: u64,
     started: SystemTime,
@@ -101,6 +103,7 @@ impl Core {
         let queue = watcher.get().queue();
         let provider = asks.then(|| provider(Arc::clone(&queue)));
         let (default_qos, after_handler) = (options.qos, options.ack_mode == AckMode::AfterHandler);
+        let report_at = (options.receive_buffer / 4).max(1);
         let sender = Sender { queue: Arc::clone(&queue), turn: Vec::new(), debug };
         let (handle, driver) = drive(options, Box::new(native), provider, sender);
         runtime::handle().map_err(|fault| PyOSError::new_err(fault.to_string()))?.spawn(driver);
@@ -113,6 +116,7 @@ impl Core {
             loop_,
             default_qos,
             after_handler,
+            report_at,
             generation: runtime::generation(),
             started: SystemTime::now(),
             calls: Mutex::default(),
@@ -354,7 +358,7 @@ impl Core {
 
     /// A message whose handling took longer than its dispatch is handled now.
     fn finish(&self, delivery: u64, succeeded: bool) {
-        self.report(&mut vec![(delivery, succeeded)]);
+        self.report(&mut vec![(delivery, succeeded)], true);
     }
 
     /// Some reader has no room for messages, or has room again.
@@ -447,10 +451,10 @@ impl Core {
         Ok(request.0)
     }
 
-    /// Tells the driver which messages are handled.
-    pub(crate) fn report(&self, finished: &mut Vec<(u64, bool)>) {
-        if !finished.is_empty() {
-            self.queue.finish(finished);
+    /// Notes which messages are handled. The driver is woken for it if the broker waits for an acknowledgement, or the session may
+    /// soon wait for the room; else it learns it with the next thing that wakes it.
+    pub(crate) fn report(&self, finished: &mut Vec<(u64, bool)>, at_once: bool) {
+        if !finished.is_empty() && (self.queue.finish(finished) >= self.report_at || at_once) {
             self.handle.poke();
         }
     }
@@ -480,7 +484,9 @@ impl Core {
                 }
             };
             // Behind what the completions have scheduled.
-            self.loop_.bind(py).call_method1(intern!(py, "call_soon"), (self_.getattr(intern!(py, "deliver"))?,))?;
+            self.loop_
+                .bind(py)
+                .call_method1(intern!(py, "call_soon"), (self_.getattr(intern!(py, "deliver"))?,))?;
             return done;
         }
         let room = self.room.load(Ordering::Relaxed);

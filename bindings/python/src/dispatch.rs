@@ -48,11 +48,13 @@ pub(crate) struct Dispatch<'a, 'py> {
     topic: Option<(Topic, Bound<'py, PyString>)>,
     received_at: f64,
     finished: Vec<(u64, bool)>,
+    /// The broker waits for the acknowledgement of one of them.
+    is_awaited: bool,
 }
 
 impl Drop for Dispatch<'_, '_> {
     fn drop(&mut self) {
-        self.core.report(&mut self.finished);
+        self.core.report(&mut self.finished, self.is_awaited);
     }
 }
 
@@ -69,6 +71,7 @@ impl<'a, 'py> Dispatch<'a, 'py> {
             topic: None,
             received_at: events::unix(SystemTime::now()),
             finished: Vec::new(),
+            is_awaited: false,
         })
     }
 
@@ -84,6 +87,7 @@ impl<'a, 'py> Dispatch<'a, 'py> {
     fn dispatch(&mut self, message: event::Message, handlers: &mut Vec<Bound<'py, PyAny>>) -> PyResult<()> {
         let py = self.owner.py();
         let delivery = message.delivery;
+        self.is_awaited |= message.requires_ack;
         let name = self.name(&message.topic);
         if let Some(registered) = self.by_topic.get_item(&name)? {
             snapshot(&registered, handlers)?;
@@ -158,7 +162,7 @@ impl<'a, 'py> Dispatch<'a, 'py> {
     fn finish(&mut self, delivery: u64, succeeded: bool) {
         self.finished.push((delivery, succeeded));
         if self.finished.len() >= REPORT_EVERY {
-            self.core.report(&mut self.finished);
+            self.core.report(&mut self.finished, true);
         }
     }
 }

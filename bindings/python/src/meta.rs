@@ -53,7 +53,7 @@ impl MessageMeta {
                 msg_id: owned(meta.msg_id),
                 filter: owned(meta.filter),
                 topic: Some(message.topic.clone()),
-                requires_ack: meta.requires_ack,
+                requires_ack: message.requires_ack,
                 retained: meta.retained,
                 redelivered: meta.redelivered,
                 seq: meta.seq,

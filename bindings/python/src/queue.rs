@@ -144,9 +144,11 @@ impl Queue {
         }
     }
 
-    /// Notes messages as handled; the driver is to be poked then.
-    pub(crate) fn finish(&self, finished: &mut Vec<(u64, bool)>) {
-        lock(&self.finished).append(finished);
+    /// Notes messages as handled; how many are, that the driver has not learnt of.
+    pub(crate) fn finish(&self, finished: &mut Vec<(u64, bool)>) -> usize {
+        let mut all = lock(&self.finished);
+        all.append(finished);
+        all.len()
     }
 
     pub(crate) fn set_full(&self, full: bool) {

@@ -52,7 +52,7 @@ pub trait Host: Send + 'static {
     fn complete(&mut self, request: RequestId, result: Result<Reply, Error>);
     /// A turn is over: all that was ready has been handed over.
     fn flush(&mut self);
-    /// What has become of messages since it was last asked. It is asked after [`Handle::poke`].
+    /// What has become of messages since it was last asked. It is asked at the end of each turn, and [`Handle::poke`] makes one.
     fn dispatched(&mut self) -> Option<Dispatched>;
     /// A frame is sent or came: what kind it is, if a known one, and its size in bytes. It is for logs, and told only where
     /// [`wants_frames`](Self::wants_frames) says so.
@@ -267,12 +267,7 @@ impl<H: Host> Driver<H> {
             Input::Command(Some(Command::Call(request, call))) => self.session.call(now, request, *call),
             Input::Command(Some(Command::Cancel(request))) => self.session.cancel(now, request),
             Input::Command(Some(Command::Hint(hint))) => self.session.hint(now, hint),
-            Input::Command(Some(Command::Poke)) => {
-                self.shared.poked.store(false, Ordering::Release);
-                if let Some(report) = self.host.dispatched() {
-                    self.session.dispatched(now, report);
-                }
-            }
+            Input::Command(Some(Command::Poke)) => self.shared.poked.store(false, Ordering::Release),
             Input::Command(None) => {}
         }
     }
@@ -322,12 +317,17 @@ impl<H: Host> Driver<H> {
     /// The next input. When nothing is ready, or much has been taken, the turn ends first: what has gathered is written and
     /// handed over.
     fn poll_input(&mut self, cx: &mut Context<'_>) -> Poll<Input> {
-        let more = self.taken >= MAX_TURN;
+        let mut more = self.taken >= MAX_TURN;
         if !more && let Poll::Ready(input) = self.poll_ready(cx) {
             self.taken += 1;
             return Poll::Ready(input);
         }
         self.taken = 0;
+        if let Some(report) = self.host.dispatched() {
+            self.session.dispatched(self.clock.now(), report);
+            self.perform();
+            more = true; // there may be room to read again
+        }
         *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner) = self.session.stats();
         self.host.flush();
         let failed = self.write(cx);

@@ -122,6 +122,7 @@ impl Inbox {
             topic,
             data: bytes.slice_ref(frame.data.bytes),
             is_replay: frame.is_replay == Some(true),
+            requires_ack,
             frame: bytes.clone(),
         }));
     }
