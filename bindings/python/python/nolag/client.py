@@ -325,11 +325,14 @@ class NoLag(Calls):
         load_balance_group: str | None = None,
         filters: list[str | list[str]] | None = None,
         buffer: int = 1_024,
+        overflow: str = "pause",
     ) -> Subscription:
         """Subscribe, to iterate over the messages.
 
         Before `connect` it is remembered. When `buffer` messages wait for the iterator, the client
-        reads no more from the broker until some are taken.
+        reads no more from the broker until some are taken ("pause"), or drops the oldest or the new
+        one ("drop_oldest", "drop_newest"); when the iterator has caught up, an `overflow` event
+        tells how many were dropped.
         """
         if self._state in ("closed", "failed", "closing"):
             message = "closed"
@@ -345,7 +348,10 @@ class NoLag(Calls):
                 "filters": filters,
             }
         )
-        reader = Subscription(self, topic, buffer)
+        if overflow not in {"pause", "drop_oldest", "drop_newest"}:
+            message = f"overflow is {overflow!r}: pause, drop_oldest or drop_newest is expected"
+            raise ConfigError(message)
+        reader = Subscription(self, topic, buffer, overflow)
         self._readers.setdefault(topic, []).append(ref(reader))
         settle = _weak_settle(ref(reader))
         self._soon(lambda core: core.subscribe(settle, topic, **given))

@@ -49,8 +49,10 @@ class Subscription:
     asked for.
     """
 
-    def __init__(self, client: Calls, topic: str, buffer: int) -> None:
+    def __init__(self, client: Calls, topic: str, buffer: int, overflow: str) -> None:
         """Belong to a client; `NoLag.subscription` makes one."""
+        self._overflow = overflow
+        self._dropped = 0
         self._client = client
         self._topic = topic
         self._buffer = buffer
@@ -135,6 +137,9 @@ class Subscription:
         """Wait for the next message."""
         self._done_with_current()
         while not self._waiting:
+            if self._dropped:  # it has caught up
+                dropped, self._dropped = self._dropped, 0
+                self._client._fire("overflow", {"topic": self._topic, "dropped": dropped})
             if self._error is not None and not self._ended:
                 self._ended = True
                 raise self._error
@@ -165,8 +170,15 @@ class Subscription:
         return f"<Subscription {self._topic!r} {self.state}>"
 
     def _push(self, data: Any, meta: MessageMeta, ticket: Ticket) -> None:
+        if self._overflow != "pause" and len(self._waiting) >= self._buffer:
+            self._dropped += 1
+            if self._overflow == "drop_newest":
+                ticket.done()
+                return
+            self._waiting.popleft()[1].done()
         self._waiting.append((Message(self._topic, data, meta, self._client._acknowledge), ticket))
-        if not self._is_full and len(self._waiting) >= self._buffer:
+        pauses = self._overflow == "pause" and not self._is_full
+        if pauses and len(self._waiting) >= self._buffer:
             self._is_full = True
             self._client._reader_is_full()
         self._wake()
