@@ -13,6 +13,7 @@
 
 mod bare;
 mod broker;
+mod clients;
 mod load;
 mod process;
 mod report;
@@ -37,6 +38,12 @@ enum What {
     /// The bare loop: writes one ready frame to many sockets; started by `broker`
     #[command(hide = true)]
     BareWriter(bare::Args),
+    /// The stand-in broker; started by `clients`
+    #[command(hide = true)]
+    StandIn,
+    /// The Rust client or a bare loop, at one work; started by `clients`
+    #[command(hide = true)]
+    Rust(clients::rust::Args),
 }
 
 fn main() -> ExitCode {
@@ -52,6 +59,8 @@ fn main() -> ExitCode {
 fn run(what: What) -> Result<()> {
     match what {
         What::BareWriter(args) => bare::write(&args),
+        What::StandIn => clients::stand_in::serve(),
+        What::Rust(args) => clients::rust::run(&args),
         What::Broker(args) => {
             rlimit::increase_nofile_limit(u64::MAX).context("cannot lift the limit on open files")?;
             let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;

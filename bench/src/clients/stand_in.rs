@@ -193,16 +193,13 @@ impl Connection {
                 rmp::encode::write_map_len(&mut reply, 0)?;
             }
             b"subscribe" => {
-                let topic = std::str::from_utf8(frame.topic)?;
                 self.subscribed.insert(frame.topic.to_vec());
-                rmp::encode::write_map_len(&mut reply, 2 + u32::from(!frame.reference.is_empty()))?;
-                text(&mut reply, "type", "subscribed")?;
-                text(&mut reply, "topic", topic)?;
-                if !frame.reference.is_empty() {
-                    text(&mut reply, "msgRef", std::str::from_utf8(frame.reference)?)?;
-                }
-                message_into(out, 0x82, &reply);
-                return Flood::asked_for(topic);
+                message_into(out, 0x82, &confirmation("subscribed", frame)?);
+                return Flood::asked_for(std::str::from_utf8(frame.topic)?);
+            }
+            b"unsubscribe" => {
+                self.subscribed.remove(frame.topic);
+                reply = confirmation("unsubscribed", frame)?;
             }
             b"publish" => {
                 counts.publishes.fetch_add(1, Relaxed);
@@ -213,10 +210,7 @@ impl Connection {
                 if frame.reference.is_empty() {
                     return Ok(None);
                 }
-                rmp::encode::write_map_len(&mut reply, 3)?;
-                text(&mut reply, "type", "published")?;
-                text(&mut reply, "topic", topic)?;
-                text(&mut reply, "msgRef", std::str::from_utf8(frame.reference)?)?;
+                reply = confirmation("published", frame)?;
             }
             b"ack" => {
                 counts.acks.fetch_add(1, Relaxed);
@@ -276,6 +270,18 @@ impl Flood {
             }
         }
     }
+}
+
+/// What confirms a client's frame that names a topic.
+fn confirmation(kind: &str, frame: &Frame<'_>) -> Result<Vec<u8>> {
+    let mut reply = Vec::new();
+    rmp::encode::write_map_len(&mut reply, 2 + u32::from(!frame.reference.is_empty()))?;
+    text(&mut reply, "type", kind)?;
+    text(&mut reply, "topic", std::str::from_utf8(frame.topic)?)?;
+    if !frame.reference.is_empty() {
+        text(&mut reply, "msgRef", std::str::from_utf8(frame.reference)?)?;
+    }
+    Ok(reply)
 }
 
 /// A `message`, in kraken's form.

@@ -1,0 +1,3 @@
+//! Clients.
+pub(crate) mod rust;
+pub(crate) mod stand_in;
