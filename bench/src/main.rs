@@ -1,10 +1,12 @@
-//! Measures the broker: a load generator that costs less than what it measures, on loopback only.
+//! Measures the broker with a load generator that costs less than what it measures, and clients against a broker that does;
+//! on loopback only.
 //!
 //! | module | |
 //! | --- | --- |
-//! | `broker` | the run: what is measured, in which order, for how long |
+//! | `broker` | the broker's run: what is measured, in which order, for how long |
+//! | `clients` | the clients' run, and all that only it needs |
 //! | `process` | the processes under measurement: started, their CPU time and memory, ended |
-//! | `wire` | a client's half of the protocol, as much as a generator needs |
+//! | `wire` | the protocol, as much as generators and stand-ins need |
 //! | `load` | publishers and audiences |
 //! | `bare` | the loop that writes ready bytes, to compare with |
 //! | `report` | table, JSON and picture |
@@ -25,7 +27,7 @@ use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 
 #[derive(Parser)]
-#[command(about = "Measures the NoLag broker", version)]
+#[command(about = "Measures the NoLag broker and its clients", version)]
 struct Cli {
     #[command(subcommand)]
     what: What,
@@ -35,6 +37,8 @@ struct Cli {
 enum What {
     /// Fan-out, throughput, idle memory, and what other topics cost
     Broker(broker::Args),
+    /// The published Python client beside ours, and the Rust client beside a bare loop
+    Clients(clients::Args),
     /// The bare loop: writes one ready frame to many sockets; started by `broker`
     #[command(hide = true)]
     BareWriter(bare::Args),
@@ -65,6 +69,10 @@ fn run(what: What) -> Result<()> {
             rlimit::increase_nofile_limit(u64::MAX).context("cannot lift the limit on open files")?;
             let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
             runtime.block_on(broker::run(&args))
+        }
+        What::Clients(args) => {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(clients::run(&args))
         }
     }
 }

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 pub(crate) struct Figure {
     /// The work that was done; figures of the same work stand together.
     work: String,
-    name: &'static str,
+    name: String,
     unit: &'static str,
     /// Sorted; not empty.
     rounds: Vec<f64>,
@@ -42,12 +42,12 @@ impl Goal {
 impl Figure {
     pub(crate) fn new(
         work: impl Into<String>,
-        name: &'static str,
+        name: impl Into<String>,
         unit: &'static str,
         mut rounds: Vec<f64>,
     ) -> Self {
         rounds.sort_by(f64::total_cmp);
-        Self { work: work.into(), name, unit, rounds, goal: None }
+        Self { work: work.into(), name: name.into(), unit, rounds, goal: None }
     }
 
     pub(crate) fn goal(self, goal: Goal) -> Self {
@@ -70,21 +70,24 @@ impl Figure {
     /// How much of the goal is reached: 1 is all of it, more is better, whichever way the figure itself goes.
     fn reach(&self) -> Option<f64> {
         let goal = self.goal.as_ref()?;
-        Some(if goal.at_most { goal.bound / self.median() } else { self.median() / goal.bound })
+        let median = self.median();
+        Some(match goal.at_most {
+            true if median <= 0.0 => f64::INFINITY,
+            true => goal.bound / median,
+            false => median / goal.bound,
+        })
     }
 }
 
 /// A whole run.
 pub(crate) struct Report {
+    /// What was measured, as in "NoLag broker".
+    pub(crate) subject: &'static str,
+    /// What one must know to read the table, in whole lines.
+    pub(crate) notes: &'static str,
     pub(crate) quick: bool,
     pub(crate) figures: Vec<Figure>,
 }
-
-/// What one must know to read the table.
-const NOTES: &str = "
-A rate is what broker and generator do together on the same cores; CPU is the broker's alone.
-Rivals were measured on another machine, where the bare loop took 6.3 µs a write: a hint, no verdict.
-";
 
 impl Report {
     /// One line for each figure, those of the same work below its name.
@@ -110,7 +113,7 @@ impl Report {
             }
             table += &line(row);
         }
-        table + NOTES
+        table + "\n" + self.notes
     }
 
     fn json(&self) -> Value {
@@ -148,7 +151,8 @@ impl Report {
         let mut svg = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"1000\" height=\"{height}\" font-family=\"sans-serif\" font-size=\"13\">\n\
              <rect width=\"1000\" height=\"{height}\" fill=\"white\"/>\n\
-             <text x=\"10\" y=\"22\" font-weight=\"bold\">NoLag broker: how much of each goal is reached (longer is better, cut at twice the goal)</text>\n"
+             <text x=\"10\" y=\"22\" font-weight=\"bold\">{subject}: how much of each goal is reached (longer is better, cut at twice the goal)</text>\n",
+            subject = self.subject,
         );
         let goal = LEFT as f64 + GOAL;
         let _ = writeln!(
@@ -204,7 +208,7 @@ fn row(figure: &Figure) -> [String; 6] {
         ],
         _ => Default::default(),
     };
-    [figure.name.to_owned(), amount(figure.median(), figure.unit), spread, goal, verdict, why]
+    [figure.name.clone(), amount(figure.median(), figure.unit), spread, goal, verdict, why]
 }
 
 /// A number with its unit.
@@ -252,7 +256,9 @@ mod tests {
         let high = Figure::new("work", "rate", "/s", vec![1.0, 2.0]).goal(Goal::at_least(3.0, "why"));
         assert_eq!((low.median(), low.reach()), (2.0, Some(2.0)));
         assert_eq!((high.median(), high.reach()), (1.5, Some(0.5)));
-        let table = Report { quick: true, figures: vec![low, high] }.table();
+        let none = Figure::new("work", "lost", "", vec![0.0]).goal(Goal::at_most(0.0, "why"));
+        assert!(none.reach().is_some_and(|reach| reach >= 1.0), "nothing is as little as asked");
+        let table = Report { subject: "All", notes: "", quick: true, figures: vec![low, high] }.table();
         assert_eq!(table.matches("work\n").count(), 1, "{table}");
         let words: Vec<_> = table.split_whitespace().collect::<Vec<_>>();
         let table = words.join(" ");

@@ -23,8 +23,8 @@ use crate::wire::{skim, text};
 const WINDOW: usize = 64;
 /// Messages that are taken before what they are answered with is written, as in the client.
 const MAX_TURN: usize = 256;
-/// The buffers of the client's sockets, in bytes, so that both read alike.
-const BUFFER: usize = 16 * 1024;
+/// What is read at a time, in bytes: as much as the client reads of a flood.
+const BUFFER: usize = 64 * 1024;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -47,6 +47,16 @@ pub(crate) struct Args {
 pub(super) enum Who {
     Client,
     Bare,
+}
+
+impl Who {
+    /// The name of the value on a command line.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Client => "client",
+            Self::Bare => "bare",
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
