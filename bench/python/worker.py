@@ -226,7 +226,6 @@ async def connections(args: argparse.Namespace) -> None:
         first_rss_kb=first[0] - before[0],
         first_pss_kb=first[1] - before[1],
         further_rss_kb=(all_of_them[0] - first[0]) / args.count,
-        further_pss_kb=(all_of_them[1] - first[1]) / args.count,
     )
     for made in clients:
         made.disconnect()

@@ -16,6 +16,15 @@ pub(crate) struct Figure {
     /// Sorted; not empty.
     rounds: Vec<f64>,
     goal: Option<Goal>,
+    sides: Option<Sides>,
+}
+
+/// The two that a ratio compares, the first over the second.
+struct Sides {
+    names: [&'static str; 2],
+    unit: &'static str,
+    /// In the order of the rounds; not empty.
+    rounds: [Vec<f64>; 2],
 }
 
 /// What a figure should reach. Rivals' figures were measured elsewhere: they tell what to expect, and decide nothing.
@@ -47,7 +56,21 @@ impl Figure {
         mut rounds: Vec<f64>,
     ) -> Self {
         rounds.sort_by(f64::total_cmp);
-        Self { work: work.into(), name: name.into(), unit, rounds, goal: None }
+        Self { work: work.into(), name: name.into(), unit, rounds, goal: None, sides: None }
+    }
+
+    /// How many times as much there is in each round of the first as of the second. The name goes before theirs.
+    pub(crate) fn ratio(
+        work: impl Into<String>,
+        name: &str,
+        names: [&'static str; 2],
+        unit: &'static str,
+        rounds: [Vec<f64>; 2],
+    ) -> Self {
+        let [over, under] = &rounds;
+        let ratios = over.iter().zip(under).map(|(over, under)| over / under).collect();
+        let figure = Self::new(work, format!("{name}, {} : {}", names[0], names[1]), "×", ratios);
+        Self { sides: Some(Sides { names, unit, rounds }), ..figure }
     }
 
     pub(crate) fn goal(self, goal: Goal) -> Self {
@@ -55,12 +78,7 @@ impl Figure {
     }
 
     fn median(&self) -> f64 {
-        let middle = self.rounds.len() / 2;
-        if self.rounds.len().is_multiple_of(2) {
-            f64::midpoint(self.rounds[middle - 1], self.rounds[middle])
-        } else {
-            self.rounds[middle]
-        }
+        median(&self.rounds)
     }
 
     fn spread(&self) -> (f64, f64) {
@@ -79,6 +97,26 @@ impl Figure {
     }
 }
 
+impl Sides {
+    fn medians(&self) -> [f64; 2] {
+        self.rounds.each_ref().map(|rounds| {
+            let mut sorted = rounds.clone();
+            sorted.sort_by(f64::total_cmp);
+            median(&sorted)
+        })
+    }
+}
+
+/// Of sorted values, at least one.
+fn median(sorted: &[f64]) -> f64 {
+    let middle = sorted.len() / 2;
+    if sorted.len().is_multiple_of(2) {
+        f64::midpoint(sorted[middle - 1], sorted[middle])
+    } else {
+        sorted[middle]
+    }
+}
+
 /// A whole run.
 pub(crate) struct Report {
     /// What was measured, as in "NoLag broker".
@@ -92,15 +130,22 @@ pub(crate) struct Report {
 impl Report {
     /// One line for each figure, those of the same work below its name.
     pub(crate) fn table(&self) -> String {
-        let header = ["", "median", "spread", "goal", "", ""].map(str::to_owned);
+        let header = ["", "median", "spread", "goal", "", "", ""].map(str::to_owned);
         let rows: Vec<_> = self.figures.iter().map(row).collect();
-        let all = || [&header].into_iter().chain(&rows);
-        let width = |column: usize| all().map(|row| row[column].chars().count()).max().unwrap_or(0);
-        let [first, second, third, fourth, fifth] = [0, 1, 2, 3, 4].map(width);
-        let line = |[name, median, spread, goal, verdict, why]: &[String; 6]| {
-            let line = format!(
-                "  {name:<first$}  {median:>second$}  {spread:>third$}  {goal:<fourth$}  {verdict:<fifth$}  {why}"
-            );
+        let widths: [usize; 7] = std::array::from_fn(|column| {
+            let rows = [&header].into_iter().chain(&rows);
+            rows.map(|row| row[column].chars().count()).max().unwrap_or(0)
+        });
+        let line = |row: &[String; 7]| {
+            let mut line = String::new();
+            for (column, (cell, width)) in row.iter().zip(widths).enumerate() {
+                // Numbers stand to the right; what nobody uses takes no room.
+                let _ = match column {
+                    _ if width == 0 => Ok(()),
+                    1 | 2 => write!(line, "  {cell:>width$}"),
+                    _ => write!(line, "  {cell:<width$}"),
+                };
+            }
             line.trim_end().to_owned() + "\n"
         };
 
@@ -129,9 +174,18 @@ impl Report {
                         "reached": figure.reach().is_some_and(|reach| reach >= 1.0),
                     })
                 });
+                let sides = figure.sides.as_ref().map(|sides| {
+                    let [first, second] = sides.medians();
+                    json!({
+                        "unit": sides.unit,
+                        (sides.names[0]): { "median": first, "rounds": sides.rounds[0] },
+                        (sides.names[1]): { "median": second, "rounds": sides.rounds[1] },
+                    })
+                });
                 json!({
                     "work": figure.work, "name": figure.name, "unit": figure.unit, "median": figure.median(),
                     "least": least, "most": most, "rounds": figure.rounds, "goal": goal,
+                    "sides": sides,
                 })
             })
             .collect();
@@ -192,8 +246,9 @@ pub(crate) fn write(report: &Report, json: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The cells of a figure's line: name, median, spread, goal, whether that is reached, and why it is the goal.
-fn row(figure: &Figure) -> [String; 6] {
+/// The cells of a figure's line: name, median, spread, goal, whether that is reached, the two that are compared, and why it is
+/// the goal.
+fn row(figure: &Figure) -> [String; 7] {
     let (least, most) = figure.spread();
     let spread = if figure.rounds.len() > 1 {
         format!("{} – {}", number(least), number(most))
@@ -208,7 +263,11 @@ fn row(figure: &Figure) -> [String; 6] {
         ],
         _ => Default::default(),
     };
-    [figure.name.clone(), amount(figure.median(), figure.unit), spread, goal, verdict, why]
+    let sides = figure.sides.as_ref().map_or_else(String::new, |sides| {
+        let [first, second] = sides.medians();
+        format!("{} : {}", number(first), amount(second, sides.unit))
+    });
+    [figure.name.clone(), amount(figure.median(), figure.unit), spread, goal, verdict, sides, why]
 }
 
 /// A number with its unit.
@@ -239,6 +298,18 @@ fn escape(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::{Figure, Goal, Report, amount, number};
+
+    #[test]
+    fn a_ratio_is_taken_within_each_round() {
+        let rounds = [vec![2.0, 9.0, 4.0], vec![1.0, 3.0, 1.0]];
+        let ratio = Figure::ratio("work", "rate", ["ours", "theirs"], "/s", rounds);
+        assert_eq!(ratio.rounds, [2.0, 3.0, 4.0]);
+        let report = Report { subject: "All", notes: "", quick: true, figures: vec![ratio] };
+        let table = report.table();
+        assert!(table.contains("rate, ours : theirs") && table.contains("4.00 : 1.00 /s"), "{table}");
+        let sides = &report.json()["figures"][0]["sides"];
+        assert_eq!((&sides["ours"]["median"], &sides["theirs"]["median"]), (&4.0.into(), &1.0.into()));
+    }
 
     #[test]
     fn numbers_have_three_digits_that_count() {

@@ -185,38 +185,28 @@ impl Versus {
         Self { work: work.into(), names: ["published", "ours"], rounds }
     }
 
-    /// A figure of each, and their ratio, which should reach the goal.
-    fn figures(
+    /// How much better ours is, which should reach the goal.
+    fn figure(
         &self,
         (name, unit): (&str, &'static str),
         key: &str,
         better: Better,
         goal: Option<Goal>,
-    ) -> Result<Vec<Figure>> {
-        let mut found = [Vec::new(), Vec::new()];
-        for round in &self.rounds {
-            for (found, numbers) in found.iter_mut().zip(round) {
-                found.push(number(numbers, key)?);
-            }
-        }
+    ) -> Result<Figure> {
         let [rival, ours] = self.names;
-        let (over, under) = if better == Better::More { (1, 0) } else { (0, 1) };
-        let ratios = found[over].iter().zip(&found[under]).map(|(over, under)| over / under).collect();
-        let ratio = Figure::new(
-            &self.work,
-            format!("{name}, {} : {}", self.names[over], self.names[under]),
-            "×",
-            ratios,
-        );
-        let [first, second] = found;
-        Ok(vec![
-            Figure::new(&self.work, format!("{name}, {rival}"), unit, first),
-            Figure::new(&self.work, format!("{name}, {ours}"), unit, second),
-            match goal {
-                Some(goal) => ratio.goal(goal),
-                None => ratio,
-            },
-        ])
+        let (names, over, under) =
+            if better == Better::More { ([ours, rival], 1, 0) } else { ([rival, ours], 0, 1) };
+        let rounds = [self.rounds_of(over, key)?, self.rounds_of(under, key)?];
+        let figure = Figure::ratio(&self.work, name, names, unit, rounds);
+        Ok(match goal {
+            Some(goal) => figure.goal(goal),
+            None => figure,
+        })
+    }
+
+    /// What one of the two found, the rival being 0 and ours 1, in each round.
+    fn rounds_of(&self, place: usize, key: &str) -> Result<Vec<f64>> {
+        self.rounds.iter().map(|round| number(&round[place], key)).collect()
     }
 }
 

@@ -11,7 +11,6 @@
 //!
 //! What it has been sent is counted: for each line on standard input it answers `PUBLISHES ACKNOWLEDGEMENTS`.
 
-use std::collections::HashSet;
 use std::io::{BufRead as _, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::ops::Range;
@@ -100,7 +99,10 @@ struct Connection {
     stream: TcpStream,
     /// Shared with the flood, so that each writes whole messages.
     writer: Arc<Mutex<TcpStream>>,
-    subscribed: HashSet<Vec<u8>>,
+    /// Few.
+    subscribed: Vec<Vec<u8>>,
+    /// A reply in the making.
+    reply: Vec<u8>,
 }
 
 impl Connection {
@@ -125,7 +127,7 @@ impl Connection {
             "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: {accept}\r\n\r\n"
         )?;
         let writer = Arc::new(Mutex::new(stream.try_clone()?));
-        Ok(Self { stream, writer, subscribed: HashSet::new() })
+        Ok(Self { stream, writer, subscribed: Vec::new(), reply: Vec::new() })
     }
 
     fn run(mut self, counts: &Counts) -> Result<()> {
@@ -174,43 +176,45 @@ impl Connection {
     }
 
     fn answer(&mut self, frame: &Frame<'_>, out: &mut Vec<u8>, counts: &Counts) -> Result<Option<Flood>> {
-        let mut reply = Vec::new();
+        self.reply.clear();
+        let reply = &mut self.reply;
         match frame.kind {
             b"auth" => {
-                rmp::encode::write_map_len(&mut reply, 8)?;
-                text(&mut reply, "type", "auth")?;
-                rmp::encode::write_str(&mut reply, "success")?;
-                rmp::encode::write_bool(&mut reply, true)?;
-                text(&mut reply, "actorTokenId", "stand-in")?;
-                text(&mut reply, "actorType", "user")?;
-                text(&mut reply, "projectId", "bench")?;
-                rmp::encode::write_str(&mut reply, "protocolVersion")?;
-                rmp::encode::write_pfix(&mut reply, 2)?;
-                rmp::encode::write_str(&mut reply, "restoredSubscriptions")?;
-                rmp::encode::write_array_len(&mut reply, 0)?;
+                rmp::encode::write_map_len(reply, 8)?;
+                text(reply, "type", "auth")?;
+                rmp::encode::write_str(reply, "success")?;
+                rmp::encode::write_bool(reply, true)?;
+                text(reply, "actorTokenId", "stand-in")?;
+                text(reply, "actorType", "user")?;
+                text(reply, "projectId", "bench")?;
+                rmp::encode::write_str(reply, "protocolVersion")?;
+                rmp::encode::write_pfix(reply, 2)?;
+                rmp::encode::write_str(reply, "restoredSubscriptions")?;
+                rmp::encode::write_array_len(reply, 0)?;
                 // Told, and no rate among them: nobody need pace.
-                rmp::encode::write_str(&mut reply, "limits")?;
-                rmp::encode::write_map_len(&mut reply, 0)?;
+                rmp::encode::write_str(reply, "limits")?;
+                rmp::encode::write_map_len(reply, 0)?;
             }
             b"subscribe" => {
-                self.subscribed.insert(frame.topic.to_vec());
-                message_into(out, 0x82, &confirmation("subscribed", frame)?);
+                self.subscribed.push(frame.topic.to_vec());
+                confirmation("subscribed", frame, reply)?;
+                message_into(out, 0x82, reply);
                 return Flood::asked_for(std::str::from_utf8(frame.topic)?);
             }
             b"unsubscribe" => {
-                self.subscribed.remove(frame.topic);
-                reply = confirmation("unsubscribed", frame)?;
+                self.subscribed.retain(|topic| topic != frame.topic);
+                confirmation("unsubscribed", frame, reply)?;
             }
             b"publish" => {
                 counts.publishes.fetch_add(1, Relaxed);
-                let topic = std::str::from_utf8(frame.topic)?;
-                if self.subscribed.contains(frame.topic) {
-                    message_into(out, 0x82, &message(topic, std::str::from_utf8(frame.data)?, false)?);
+                if self.subscribed.iter().any(|topic| topic == frame.topic) {
+                    let (topic, data) = (std::str::from_utf8(frame.topic)?, std::str::from_utf8(frame.data)?);
+                    message_into(out, 0x82, &message(topic, data, false)?);
                 }
                 if frame.reference.is_empty() {
                     return Ok(None);
                 }
-                reply = confirmation("published", frame)?;
+                confirmation("published", frame, reply)?;
             }
             b"ack" => {
                 counts.acks.fetch_add(1, Relaxed);
@@ -222,7 +226,7 @@ impl Connection {
             }
             other => bail!("a frame of the type {:?}", String::from_utf8_lossy(other)),
         }
-        message_into(out, 0x82, &reply);
+        message_into(out, 0x82, reply);
         Ok(None)
     }
 
@@ -273,15 +277,14 @@ impl Flood {
 }
 
 /// What confirms a client's frame that names a topic.
-fn confirmation(kind: &str, frame: &Frame<'_>) -> Result<Vec<u8>> {
-    let mut reply = Vec::new();
-    rmp::encode::write_map_len(&mut reply, 2 + u32::from(!frame.reference.is_empty()))?;
-    text(&mut reply, "type", kind)?;
-    text(&mut reply, "topic", std::str::from_utf8(frame.topic)?)?;
+fn confirmation(kind: &str, frame: &Frame<'_>, reply: &mut Vec<u8>) -> Result<()> {
+    rmp::encode::write_map_len(reply, 2 + u32::from(!frame.reference.is_empty()))?;
+    text(reply, "type", kind)?;
+    text(reply, "topic", std::str::from_utf8(frame.topic)?)?;
     if !frame.reference.is_empty() {
-        text(&mut reply, "msgRef", std::str::from_utf8(frame.reference)?)?;
+        text(reply, "msgRef", std::str::from_utf8(frame.reference)?)?;
     }
-    Ok(reply)
+    Ok(())
 }
 
 /// A `message`, in kraken's form.

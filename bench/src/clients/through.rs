@@ -22,7 +22,7 @@ pub(super) async fn broker(bench: &Bench) -> Result<Vec<Figure>> {
 
     for rate in [Some(RATE), None] {
         let count = async |python| match rate {
-            Some(rate) => Ok((bench.plan.busy.as_secs_f64() * f64::from(rate)).round() as usize),
+            Some(rate) => Ok(usize::try_from(bench.plan.busy.as_millis() * u128::from(rate) / 1_000)?),
             None => bench.plan.count(&from_one_to_another(python, address, PROBE, None).await?),
         };
         let counts = [count(&bench.published).await?, count(&bench.ours).await?];
@@ -39,12 +39,12 @@ pub(super) async fn broker(bench: &Bench) -> Result<Vec<Figure>> {
         };
         let versus = Versus::python(work, rounds);
         if rate.is_none() {
-            figures.extend(versus.figures(("delivered", "/s"), "per_s", Better::More, None)?);
+            figures.push(versus.figure(("delivered", "/s"), "per_s", Better::More, None)?);
         }
         figures.extend(echo_figures(&versus, [None, None])?);
         let sides = [("CPU per publish", "publisher_cpu_us"), ("CPU per delivery", "subscriber_cpu_us")];
         for (name, key) in sides {
-            figures.extend(versus.figures((name, "µs"), key, Better::Less, None)?);
+            figures.push(versus.figure((name, "µs"), key, Better::Less, None)?);
         }
         for (name, key) in [("lost", "lost"), ("delivered twice", "twice"), ("refused", "refused")] {
             for (place, who) in versus.names.into_iter().enumerate() {
