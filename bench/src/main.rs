@@ -1,10 +1,12 @@
-//! Measures the broker: a load generator that costs less than what it measures, on loopback only.
+//! Measures the broker with a load generator that costs less than what it measures, and clients against a broker that does;
+//! on loopback only.
 //!
 //! | module | |
 //! | --- | --- |
-//! | `broker` | the run: what is measured, in which order, for how long |
+//! | `broker` | the broker's run: what is measured, in which order, for how long |
+//! | `clients` | the clients' run, and all that only it needs |
 //! | `process` | the processes under measurement: started, their CPU time and memory, ended |
-//! | `wire` | a client's half of the protocol, as much as a generator needs |
+//! | `wire` | the protocol, as much as generators and stand-ins need |
 //! | `load` | publishers and audiences |
 //! | `bare` | the loop that writes ready bytes, to compare with |
 //! | `report` | table, JSON and picture |
@@ -13,6 +15,7 @@
 
 mod bare;
 mod broker;
+mod clients;
 mod load;
 mod process;
 mod report;
@@ -24,7 +27,7 @@ use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 
 #[derive(Parser)]
-#[command(about = "Measures the NoLag broker", version)]
+#[command(about = "Measures the NoLag broker and its clients", version)]
 struct Cli {
     #[command(subcommand)]
     what: What,
@@ -34,9 +37,17 @@ struct Cli {
 enum What {
     /// Fan-out, throughput, idle memory, and what other topics cost
     Broker(broker::Args),
+    /// The published Python client beside ours, and the Rust client beside a bare loop
+    Clients(clients::Args),
     /// The bare loop: writes one ready frame to many sockets; started by `broker`
     #[command(hide = true)]
     BareWriter(bare::Args),
+    /// The stand-in broker; started by `clients`
+    #[command(hide = true)]
+    StandIn,
+    /// The Rust client or a bare loop, at one work; started by `clients`
+    #[command(hide = true)]
+    Rust(clients::rust::Args),
 }
 
 fn main() -> ExitCode {
@@ -52,10 +63,16 @@ fn main() -> ExitCode {
 fn run(what: What) -> Result<()> {
     match what {
         What::BareWriter(args) => bare::write(&args),
+        What::StandIn => clients::stand_in::serve(),
+        What::Rust(args) => clients::rust::run(&args),
         What::Broker(args) => {
             rlimit::increase_nofile_limit(u64::MAX).context("cannot lift the limit on open files")?;
             let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
             runtime.block_on(broker::run(&args))
+        }
+        What::Clients(args) => {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(clients::run(&args))
         }
     }
 }

@@ -11,11 +11,20 @@ use serde_json::{Value, json};
 pub(crate) struct Figure {
     /// The work that was done; figures of the same work stand together.
     work: String,
-    name: &'static str,
+    name: String,
     unit: &'static str,
     /// Sorted; not empty.
     rounds: Vec<f64>,
     goal: Option<Goal>,
+    sides: Option<Sides>,
+}
+
+/// The two that a ratio compares, the first over the second.
+struct Sides {
+    names: [&'static str; 2],
+    unit: &'static str,
+    /// In the order of the rounds; not empty.
+    rounds: [Vec<f64>; 2],
 }
 
 /// What a figure should reach. Rivals' figures were measured elsewhere: they tell what to expect, and decide nothing.
@@ -42,12 +51,26 @@ impl Goal {
 impl Figure {
     pub(crate) fn new(
         work: impl Into<String>,
-        name: &'static str,
+        name: impl Into<String>,
         unit: &'static str,
         mut rounds: Vec<f64>,
     ) -> Self {
         rounds.sort_by(f64::total_cmp);
-        Self { work: work.into(), name, unit, rounds, goal: None }
+        Self { work: work.into(), name: name.into(), unit, rounds, goal: None, sides: None }
+    }
+
+    /// How many times as much there is in each round of the first as of the second. The name goes before theirs.
+    pub(crate) fn ratio(
+        work: impl Into<String>,
+        name: &str,
+        names: [&'static str; 2],
+        unit: &'static str,
+        rounds: [Vec<f64>; 2],
+    ) -> Self {
+        let [over, under] = &rounds;
+        let ratios = over.iter().zip(under).map(|(over, under)| over / under).collect();
+        let figure = Self::new(work, format!("{name}, {} : {}", names[0], names[1]), "×", ratios);
+        Self { sides: Some(Sides { names, unit, rounds }), ..figure }
     }
 
     pub(crate) fn goal(self, goal: Goal) -> Self {
@@ -55,12 +78,7 @@ impl Figure {
     }
 
     fn median(&self) -> f64 {
-        let middle = self.rounds.len() / 2;
-        if self.rounds.len().is_multiple_of(2) {
-            f64::midpoint(self.rounds[middle - 1], self.rounds[middle])
-        } else {
-            self.rounds[middle]
-        }
+        median(&self.rounds)
     }
 
     fn spread(&self) -> (f64, f64) {
@@ -70,34 +88,64 @@ impl Figure {
     /// How much of the goal is reached: 1 is all of it, more is better, whichever way the figure itself goes.
     fn reach(&self) -> Option<f64> {
         let goal = self.goal.as_ref()?;
-        Some(if goal.at_most { goal.bound / self.median() } else { self.median() / goal.bound })
+        let median = self.median();
+        Some(match goal.at_most {
+            true if median <= 0.0 => f64::INFINITY,
+            true => goal.bound / median,
+            false => median / goal.bound,
+        })
+    }
+}
+
+impl Sides {
+    fn medians(&self) -> [f64; 2] {
+        self.rounds.each_ref().map(|rounds| {
+            let mut sorted = rounds.clone();
+            sorted.sort_by(f64::total_cmp);
+            median(&sorted)
+        })
+    }
+}
+
+/// Of sorted values, at least one.
+fn median(sorted: &[f64]) -> f64 {
+    let middle = sorted.len() / 2;
+    if sorted.len().is_multiple_of(2) {
+        f64::midpoint(sorted[middle - 1], sorted[middle])
+    } else {
+        sorted[middle]
     }
 }
 
 /// A whole run.
 pub(crate) struct Report {
+    /// What was measured, as in "NoLag broker".
+    pub(crate) subject: &'static str,
+    /// What one must know to read the table, in whole lines.
+    pub(crate) notes: &'static str,
     pub(crate) quick: bool,
     pub(crate) figures: Vec<Figure>,
 }
 
-/// What one must know to read the table.
-const NOTES: &str = "
-A rate is what broker and generator do together on the same cores; CPU is the broker's alone.
-Rivals were measured on another machine, where the bare loop took 6.3 µs a write: a hint, no verdict.
-";
-
 impl Report {
     /// One line for each figure, those of the same work below its name.
     pub(crate) fn table(&self) -> String {
-        let header = ["", "median", "spread", "goal", "", ""].map(str::to_owned);
+        let header = ["", "median", "spread", "goal", "", "", ""].map(str::to_owned);
         let rows: Vec<_> = self.figures.iter().map(row).collect();
-        let all = || [&header].into_iter().chain(&rows);
-        let width = |column: usize| all().map(|row| row[column].chars().count()).max().unwrap_or(0);
-        let [first, second, third, fourth, fifth] = [0, 1, 2, 3, 4].map(width);
-        let line = |[name, median, spread, goal, verdict, why]: &[String; 6]| {
-            let line = format!(
-                "  {name:<first$}  {median:>second$}  {spread:>third$}  {goal:<fourth$}  {verdict:<fifth$}  {why}"
-            );
+        let widths: [usize; 7] = std::array::from_fn(|column| {
+            let rows = [&header].into_iter().chain(&rows);
+            rows.map(|row| row[column].chars().count()).max().unwrap_or(0)
+        });
+        let line = |row: &[String; 7]| {
+            let mut line = String::new();
+            for (column, (cell, width)) in row.iter().zip(widths).enumerate() {
+                // Numbers stand to the right; what nobody uses takes no room.
+                let _ = match column {
+                    _ if width == 0 => Ok(()),
+                    1 | 2 => write!(line, "  {cell:>width$}"),
+                    _ => write!(line, "  {cell:<width$}"),
+                };
+            }
             line.trim_end().to_owned() + "\n"
         };
 
@@ -110,7 +158,7 @@ impl Report {
             }
             table += &line(row);
         }
-        table + NOTES
+        table + "\n" + self.notes
     }
 
     fn json(&self) -> Value {
@@ -126,9 +174,18 @@ impl Report {
                         "reached": figure.reach().is_some_and(|reach| reach >= 1.0),
                     })
                 });
+                let sides = figure.sides.as_ref().map(|sides| {
+                    let [first, second] = sides.medians();
+                    json!({
+                        "unit": sides.unit,
+                        (sides.names[0]): { "median": first, "rounds": sides.rounds[0] },
+                        (sides.names[1]): { "median": second, "rounds": sides.rounds[1] },
+                    })
+                });
                 json!({
                     "work": figure.work, "name": figure.name, "unit": figure.unit, "median": figure.median(),
                     "least": least, "most": most, "rounds": figure.rounds, "goal": goal,
+                    "sides": sides,
                 })
             })
             .collect();
@@ -148,7 +205,8 @@ impl Report {
         let mut svg = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"1000\" height=\"{height}\" font-family=\"sans-serif\" font-size=\"13\">\n\
              <rect width=\"1000\" height=\"{height}\" fill=\"white\"/>\n\
-             <text x=\"10\" y=\"22\" font-weight=\"bold\">NoLag broker: how much of each goal is reached (longer is better, cut at twice the goal)</text>\n"
+             <text x=\"10\" y=\"22\" font-weight=\"bold\">{subject}: how much of each goal is reached (longer is better, cut at twice the goal)</text>\n",
+            subject = self.subject,
         );
         let goal = LEFT as f64 + GOAL;
         let _ = writeln!(
@@ -188,8 +246,9 @@ pub(crate) fn write(report: &Report, json: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The cells of a figure's line: name, median, spread, goal, whether that is reached, and why it is the goal.
-fn row(figure: &Figure) -> [String; 6] {
+/// The cells of a figure's line: name, median, spread, goal, whether that is reached, the two that are compared, and why it is
+/// the goal.
+fn row(figure: &Figure) -> [String; 7] {
     let (least, most) = figure.spread();
     let spread = if figure.rounds.len() > 1 {
         format!("{} – {}", number(least), number(most))
@@ -204,7 +263,11 @@ fn row(figure: &Figure) -> [String; 6] {
         ],
         _ => Default::default(),
     };
-    [figure.name.to_owned(), amount(figure.median(), figure.unit), spread, goal, verdict, why]
+    let sides = figure.sides.as_ref().map_or_else(String::new, |sides| {
+        let [first, second] = sides.medians();
+        format!("{} : {}", number(first), amount(second, sides.unit))
+    });
+    [figure.name.clone(), amount(figure.median(), figure.unit), spread, goal, verdict, sides, why]
 }
 
 /// A number with its unit.
@@ -237,6 +300,18 @@ mod tests {
     use super::{Figure, Goal, Report, amount, number};
 
     #[test]
+    fn a_ratio_is_taken_within_each_round() {
+        let rounds = [vec![2.0, 9.0, 4.0], vec![1.0, 3.0, 1.0]];
+        let ratio = Figure::ratio("work", "rate", ["ours", "theirs"], "/s", rounds);
+        assert_eq!(ratio.rounds, [2.0, 3.0, 4.0]);
+        let report = Report { subject: "All", notes: "", quick: true, figures: vec![ratio] };
+        let table = report.table();
+        assert!(table.contains("rate, ours : theirs") && table.contains("4.00 : 1.00 /s"), "{table}");
+        let sides = &report.json()["figures"][0]["sides"];
+        assert_eq!((&sides["ours"]["median"], &sides["theirs"]["median"]), (&4.0.into(), &1.0.into()));
+    }
+
+    #[test]
     fn numbers_have_three_digits_that_count() {
         let shown =
             [0.5, 12.34, 123.4, 999.9, 1_234.0, 9_999.9, 567_890.0, 999_999.0, 123_456_789.0].map(number);
@@ -252,7 +327,9 @@ mod tests {
         let high = Figure::new("work", "rate", "/s", vec![1.0, 2.0]).goal(Goal::at_least(3.0, "why"));
         assert_eq!((low.median(), low.reach()), (2.0, Some(2.0)));
         assert_eq!((high.median(), high.reach()), (1.5, Some(0.5)));
-        let table = Report { quick: true, figures: vec![low, high] }.table();
+        let none = Figure::new("work", "lost", "", vec![0.0]).goal(Goal::at_most(0.0, "why"));
+        assert!(none.reach().is_some_and(|reach| reach >= 1.0), "nothing is as little as asked");
+        let table = Report { subject: "All", notes: "", quick: true, figures: vec![low, high] }.table();
         assert_eq!(table.matches("work\n").count(), 1, "{table}");
         let words: Vec<_> = table.split_whitespace().collect::<Vec<_>>();
         let table = words.join(" ");

@@ -1,5 +1,5 @@
-//! A client's half of the protocol, as much as a load generator needs, and by hand: what generates the load shares the cores
-//! with what is measured, so it must cost less. Frames from the broker are skimmed, never decoded.
+//! The protocol as far as generators and stand-ins need it, and by hand: what makes the load shares the cores with what is
+//! measured, so it must cost less. Frames are skimmed, never decoded.
 
 use anyhow::{Context, Result, bail};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -12,7 +12,7 @@ const PATIENCE: Duration = Duration::from_mins(1);
 /// How far a connection's buffer grows for the sake of fewer reads, in bytes.
 const LARGEST_READ: usize = 32 * 1024;
 
-/// What of a frame a generator looks at.
+/// What of a frame is looked at.
 #[derive(Default)]
 pub(crate) struct Frame<'a> {
     /// The frame's `type`.
@@ -21,6 +21,14 @@ pub(crate) struct Frame<'a> {
     pub(crate) data: &'a [u8],
     /// `error`.
     pub(crate) error: &'a [u8],
+    /// `topic`.
+    pub(crate) topic: &'a [u8],
+    /// `msgRef`.
+    pub(crate) reference: &'a [u8],
+    /// `msgId`.
+    pub(crate) id: &'a [u8],
+    /// How many `msgIds` there are.
+    pub(crate) ids: usize,
     /// The WebSocket message that it came in, header included.
     pub(crate) raw: &'a [u8],
 }
@@ -97,6 +105,7 @@ impl Connection {
         while let Some((header, length)) = header(rest) {
             let Some(raw) = rest.get(..header + length) else { break };
             match raw[0] & 0x0f {
+                2 if length == 0 => {} // a heartbeat's echo
                 2 => each(Frame { raw, ..skim(&raw[header..]).context("a frame that is no map")? }),
                 8 => bail!(
                     "closed by the broker: {}",
@@ -163,7 +172,8 @@ pub(crate) fn publish(topic: &str, data: &str) -> Result<(Vec<u8>, usize)> {
     Ok((message, at))
 }
 
-fn text(out: &mut Vec<u8>, key: &str, value: &str) -> Result<()> {
+/// Appends one pair of text.
+pub(crate) fn text(out: &mut Vec<u8>, key: &str, value: &str) -> Result<()> {
     rmp::encode::write_str(out, key)?;
     Ok(rmp::encode::write_str(out, value)?)
 }
@@ -183,8 +193,8 @@ fn message(payload: &[u8]) -> Vec<u8> {
     message
 }
 
-/// The lengths of a server's WebSocket header and payload, once the header is there.
-fn header(bytes: &[u8]) -> Option<(usize, usize)> {
+/// The lengths of a WebSocket header, its mask not counted, and of the payload, once the header is there.
+pub(crate) fn header(bytes: &[u8]) -> Option<(usize, usize)> {
     match bytes.get(1)? & 0x7f {
         126 => Some((4, number(bytes.get(2..4)?))),
         127 => Some((10, number(bytes.get(2..10)?))),
@@ -197,7 +207,7 @@ fn number(bytes: &[u8]) -> usize {
 }
 
 /// Picks what [`Frame`] wants out of a MessagePack map.
-fn skim(map: &[u8]) -> Option<Frame<'_>> {
+pub(crate) fn skim(map: &[u8]) -> Option<Frame<'_>> {
     let mut rest = map;
     let Item::Nested(entries) = item(&mut rest)? else { return None };
     let mut frame = Frame::default();
@@ -208,6 +218,10 @@ fn skim(map: &[u8]) -> Option<Frame<'_>> {
             (b"type", Item::Text(text)) => frame.kind = text,
             (b"data", Item::Text(text)) => frame.data = text,
             (b"error", Item::Text(text)) => frame.error = text,
+            (b"topic", Item::Text(text)) => frame.topic = text,
+            (b"msgRef", Item::Text(text)) => frame.reference = text,
+            (b"msgId", Item::Text(text)) => frame.id = text,
+            (b"msgIds", Item::Nested(ids)) => frame.ids = *ids,
             _ => {}
         }
         let mut open = value.items();
