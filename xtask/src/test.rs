@@ -6,7 +6,7 @@ use anyhow::{Result, anyhow, bail};
 use clap::ValueEnum;
 use tokio::time::timeout;
 
-use crate::python::Environment;
+use crate::python::{self, Environment};
 use crate::{docs, process, wasm, workspace};
 
 /// How long a part may take, building included.
@@ -34,7 +34,7 @@ enum Part {
     Wasm,
     /// The conformance suite against the broker, in both profiles
     Conformance,
-    /// Our Python is tidy, and the published client works against the broker
+    /// Our Python client, and the published one against the broker
     Python,
 }
 
@@ -149,16 +149,42 @@ async fn conformance() -> Result<()> {
 
 async fn python() -> Result<()> {
     workspace::build(&["nolag-broker"]).await?;
-    let requirements = ["examples/requirements.txt", "conformance/python/requirements.txt"];
-    let environment = Environment::prepare("test", &requirements).await?;
-    let checks: [(&str, &[&str]); 3] =
-        [("ruff", &["check"]), ("ruff", &["format", "--check"]), ("mypy", &[])];
-    for (program, args) in checks {
-        let mut check = environment.command(program);
-        check.args(args);
-        process::run(check).await?;
+    let wheel = python::wheel(false).await?;
+    let tools = "bindings/python/tests/requirements.txt";
+
+    println!("our client");
+    let ours = Environment::prepare("test", &[tools]).await?;
+    ours.add(&wheel, &["bindings/python/tests/requirements-published.txt"]).await?;
+    for check in [
+        &["ruff", "check"][..],
+        &["ruff", "format", "--check"],
+        // What is in the package, what is installed from it, and what users and tests make of it.
+        &["mypy", "bindings/python/python"],
+        &["mypy", "bindings/python/tests", "examples"],
+        &["pyright", "--pythonpath", "python"],
+        &["stubtest", "nolag", "--ignore-disjoint-bases"],
+    ] {
+        check_with(&ours, check).await?;
     }
+    pytest(&ours, "bindings/python/tests").await?;
+
+    println!("the published client");
+    let published =
+        Environment::prepare("test-published", &[tools, "conformance/python/requirements.txt"]).await?;
+    check_with(&published, &["mypy", "conformance/python"]).await?;
+    pytest(&published, "conformance/python").await
+}
+
+/// Runs a program of the environment.
+async fn check_with(environment: &Environment, words: &[&str]) -> Result<()> {
+    println!("{}", words.join(" "));
+    let mut check = environment.command(words[0]);
+    check.args(&words[1..]);
+    process::run(check).await
+}
+
+async fn pytest(environment: &Environment, folder: &str) -> Result<()> {
     let mut pytest = environment.command("pytest");
-    pytest.env("NOLAG_BROKER", workspace::debug_binary("nolag-broker")?);
+    pytest.arg(folder).env("NOLAG_BROKER", workspace::debug_binary("nolag-broker")?);
     process::run(pytest).await
 }
