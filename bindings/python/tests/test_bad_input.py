@@ -35,11 +35,11 @@ class TestUrls:
             ("127.0.0.1:8080", "ws"),
             ("localhost", "ws"),
             ("ws://", "ws://"),
-            ("ws://[::1/ws", ""),
+            ("ws://[::1/ws", "::1"),
             ("ws://user:pass@127.0.0.1/ws", "token"),
-            ("ws://127.0.0.1:99999/ws", ""),
+            ("ws://127.0.0.1:99999/ws", "99999|port"),
             ("nonsense", "ws"),
-            (42, ""),
+            (42, "url|str"),
         ],
     )
     async def test_no_such_url(

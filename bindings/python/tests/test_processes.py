@@ -65,9 +65,9 @@ ENDINGS = {
     "sys.exit": ("sys.exit(3)", 3, ""),
     "an exception": ("raise ZeroDivisionError('of my own')", 1, "of my own"),
     "os._exit": ("os._exit(4)", 4, ""),
-    "a thread in a call": (
-        "threading.Thread(target=lambda: client.threadsafe.publish(TOPIC, 1).result(), "
-        "daemon=True).start()",
+    "a thread in a call": ("threading.Thread(target=call, args=(1,)).start()", 0, ""),
+    "a daemon in calls": (
+        "threading.Thread(target=call, args=(10**9,), daemon=True).start()",
         0,
         "",
     ),
@@ -89,6 +89,13 @@ class TestEnding:
         def count_up(data, meta):
             global count
             count += 1
+
+        def call(failures):
+            while failures:
+                try:
+                    client.threadsafe.publish(TOPIC, 1).result()
+                except BaseException:
+                    failures -= 1
 
         async def main():
             global client
