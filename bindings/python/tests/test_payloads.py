@@ -3,7 +3,6 @@
 import asyncio
 import datetime as dt
 import math
-import threading
 from collections import OrderedDict
 from enum import IntEnum
 from typing import Any
@@ -13,6 +12,7 @@ from kit.broker import Connect
 from kit.clients import Clients
 from kit.heard import Heard, outcome, within
 from kit.scripted import ScriptedBroker
+from kit.scripts import Script
 from nolag import EmitOptions, ExtType, NoLag, NoLagEncodeError
 
 TOPIC = "demo/general/messages"
@@ -248,40 +248,52 @@ class TestReceiving:
         assert client.stats().decode_errors >= 1
 
     async def test_nesting_on_a_small_stack(self, scripted: ScriptedBroker) -> None:
-        """The same in a thread that has a stack of 256 KiB (FC-19)."""
-        subscribed, failures = threading.Event(), []
+        """The same in a thread that has a stack of 256 KiB (FC-19).
 
-        async def main() -> None:
-            async with NoLag("dev-token-alice", url=scripted.url) as client:
-                messages = Heard()
-                client.on(TOPIC, messages)
-                await client.subscribe(TOPIC)
-                subscribed.set()
-                assert (await messages.next())[0] == nested(128)
-                assert (await messages.next())[0] == "after"
-                with pytest.raises(NoLagEncodeError):
-                    await client.publish(TOPIC, nested(5_000))
-                await client.publish(TOPIC, nested(128))
-
-        def run() -> None:
-            try:
-                asyncio.run(main())
-            except BaseException as failure:  # noqa: BLE001 — shown below
-                failures.append(failure)
-
-        threading.stack_size(256 * 1024)
-        try:
-            thread = threading.Thread(target=run)
-            thread.start()
-        finally:
-            threading.stack_size(0)
+        In a process of its own, which is what would crash.
+        """
+        script = Script(SMALL_STACK, URL=scripted.url)
         link = await scripted.link()
-        await asyncio.to_thread(subscribed.wait)
+        await link.next("subscribe")
         for depth in (127, 100_000):
             await link.send_raw(raw_message(b"\x91" * depth + b"\x90"))
         await link.message(TOPIC, "after")
-        await asyncio.to_thread(thread.join)
-        assert not failures
+        result = await asyncio.to_thread(script.end)
+        assert (result.code, result.output) == (0, "128 deep\nafter\nrefused\nsent\n"), result
+
+
+SMALL_STACK = """
+import asyncio, os, threading
+from nolag import NoLag, NoLagEncodeError
+
+TOPIC = "demo/general/messages"
+
+def nested(depth):
+    value = []
+    for _ in range(depth - 1):
+        value = [value]
+    return value
+
+async def main():
+    async with NoLag("dev-token-alice", url=os.environ["URL"]) as client:
+        async with client.subscription(TOPIC) as messages:
+            value, depth = (await anext(messages)).data, 1
+            while value:
+                [value], depth = value, depth + 1
+            print(depth, "deep", flush=True)
+            print((await anext(messages)).data, flush=True)
+        try:
+            await client.publish(TOPIC, nested(5_000))
+        except NoLagEncodeError:
+            print("refused", flush=True)
+        await client.publish(TOPIC, nested(128))
+        print("sent", flush=True)
+
+threading.stack_size(256 * 1024)
+thread = threading.Thread(target=lambda: asyncio.run(main()))
+thread.start()
+thread.join()
+"""
 
 
 def raw_message(data: bytes) -> bytes:

@@ -310,6 +310,8 @@ class TestLobbies:
 
         # Officially a plain call, of which nothing can be awaited.
         await lobby.unsubscribe()
+        await settle(bob)
+        updated.rest()
         await alice.set_presence({"seat": 4}, "general")
         await settle(alice)
         await settle(bob)

@@ -9,7 +9,7 @@ import pytest
 from kit.broker import Connect
 from kit.clients import Clients
 from kit.heard import Heard, outcome, settle, until, within
-from kit.scripted import ScriptedBroker
+from kit.scripted import Frame, Link, ScriptedBroker, agree
 from nolag import EmitOptions, HandlerError, Message, NoLagServerError, SubscribeOptions
 
 TOPIC = "demo/general/messages"
@@ -262,6 +262,39 @@ class TestDispatch:
         assert await outcome(bob.subscribe, TOPIC) is None
         await alice.publish(TOPIC, 1)
         assert await done.next() is False
+
+    @pytest.mark.parametrize("verb", ["subscribe", "emit", "publish"])
+    async def test_what_follows_an_answer(
+        self, clients: Clients, scripted: ScriptedBroker, verb: str
+    ) -> None:
+        """A handler that is added after the await hears what came after the answer (client-api 1).
+
+        Officially the call ends when it is written, so that no message can come before.
+        """
+
+        async def answer(link: Link, frame: Frame) -> None:
+            # As one segment, as a broker writes what is ready.
+            link.hold()
+            await agree(link, frame)
+            await link.message(TOPIC, "at once")
+            link.release()
+
+        client, link = await clients.link(scripted)
+        messages = Heard()
+        if verb != "subscribe":
+            await client.subscribe(TOPIC)
+        scripted.rules["publish" if verb == "emit" else verb] = answer
+        for _ in range(20):
+            if verb == "subscribe":
+                await client.subscribe(TOPIC)
+            else:
+                await getattr(client, verb)(TOPIC, "request")
+            client.on(TOPIC, messages)
+            assert (await messages.next())[0] == "at once"
+            client.off(TOPIC, messages)
+            if verb == "subscribe":
+                await client.unsubscribe(TOPIC)
+        assert not link.closed.is_set()
 
     async def test_wildcards(self, connect: Connect) -> None:
         """A message is dispatched by the subscription that it came for (K-040)."""

@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 import msgpack  # type: ignore[import-untyped]
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
+from websockets.frames import Frame as WsFrame
+from websockets.frames import Opcode
 
 from kit.heard import until, within
 
@@ -55,6 +57,7 @@ class Link:
         self._broker = broker
         self._socket = socket
         self._unread: list[Frame] = []
+        self._held: list[bytes] | None = None
         self._news = asyncio.Event()
         self.rooms: dict[str, Any] = {}
         self.number = number
@@ -94,6 +97,11 @@ class Link:
 
     async def send_raw(self, data: bytes | str) -> None:
         """Send bytes, or text, that may be no frame."""
+        if self._held is not None:
+            opcode = Opcode.TEXT if isinstance(data, str) else Opcode.BINARY
+            payload = data.encode() if isinstance(data, str) else data
+            self._held.append(WsFrame(opcode, payload).serialize(mask=False))
+            return
         # Whether the client is still there to read it is what tests look at, not this.
         try:
             await self._socket.send(data)
@@ -103,6 +111,15 @@ class Link:
     async def message(self, topic: str, data: Any, **fields: Any) -> None:
         """Deliver a message."""
         await self.send("message", topic=topic, data=data, **fields)
+
+    def hold(self) -> None:
+        """Keep what is sent until `release`, which then sends it as one."""
+        self._held = []
+
+    def release(self) -> None:
+        """Send what was held."""
+        held, self._held = self._held, None
+        self._socket.transport.write(b"".join(held or ()))
 
     async def close(self, code: int = 1000, reason: str = "") -> None:
         """Close the connection as WebSocket has it."""
