@@ -107,7 +107,7 @@ pub(crate) async fn output(mut command: Command) -> Result<String> {
 }
 
 /// A command as one would type it, without the folders of its program.
-fn name(command: &Command) -> String {
+pub(crate) fn name(command: &Command) -> String {
     let command = command.as_std();
     let program = Path::new(command.get_program()).file_name().unwrap_or_else(|| OsStr::new("?"));
     let words: Vec<_> =

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail};
 use clap::ValueEnum;
+use tokio::process::Command;
 use tokio::time::timeout;
 
 use crate::python::{self, Environment};
@@ -140,7 +141,7 @@ async fn conformance() -> Result<()> {
     let broker = workspace::debug_binary("nolag-broker")?;
     for profile in ["extended", "kraken"] {
         println!("profile {profile}");
-        let mut suite = tokio::process::Command::new(workspace::debug_binary("nolag-conformance")?);
+        let mut suite = Command::new(workspace::debug_binary("nolag-conformance")?);
         suite.arg("--broker").arg(&broker).args(["--profile", profile]).current_dir(workspace::root());
         process::run(suite).await?;
     }
@@ -155,36 +156,38 @@ async fn python() -> Result<()> {
     println!("our client");
     let ours = Environment::prepare("test", &[tools]).await?;
     ours.add(&wheel, &["bindings/python/tests/requirements-published.txt"]).await?;
-    for check in [
-        &["ruff", "check"][..],
-        &["ruff", "format", "--check"],
-        // What is in the package, what is installed from it, and what users and tests make of it.
-        &["mypy", "bindings/python/python"],
-        &["mypy", "bindings/python/tests", "examples"],
-        &["pyright", "--pythonpath", "python"],
-        &["stubtest", "nolag", "--ignore-disjoint-bases"],
-    ] {
-        check_with(&ours, check).await?;
-    }
+    step(ours.command("ruff"), &["check"]).await?;
+    step(ours.command("ruff"), &["format", "--check"]).await?;
+    // The package's own Python, and then what others make of the package as it is installed.
+    let mut own = ours.command("mypy");
+    own.env("MYPYPATH", "bindings/python/python");
+    step(own, &["-p", "nolag"]).await?;
+    step(ours.command("mypy"), &["bindings/python/tests", "examples"]).await?;
+    step(ours.command("pyright"), &[]).await?;
+    // Elsewhere, because in the repository it would find the sources.
+    let mut completeness = ours.command("pyright");
+    completeness.current_dir(ours.folder());
+    step(completeness, &["--verifytypes", "nolag", "--ignoreexternal"]).await?;
+    let allowed = "bindings/python/tests/stubtest-allowlist.txt";
+    step(ours.command("stubtest"), &["nolag", "--ignore-disjoint-bases", "--allowlist", allowed]).await?;
     pytest(&ours, "bindings/python/tests").await?;
 
     println!("the published client");
     let published =
         Environment::prepare("test-published", &[tools, "conformance/python/requirements.txt"]).await?;
-    check_with(&published, &["mypy", "conformance/python"]).await?;
+    step(published.command("mypy"), &["conformance/python"]).await?;
     pytest(&published, "conformance/python").await
 }
 
-/// Runs a program of the environment.
-async fn check_with(environment: &Environment, words: &[&str]) -> Result<()> {
-    println!("{}", words.join(" "));
-    let mut check = environment.command(words[0]);
-    check.args(&words[1..]);
-    process::run(check).await
+/// Runs a program with some more arguments, and says so.
+async fn step(mut program: Command, args: &[&str]) -> Result<()> {
+    program.args(args);
+    println!("{}", process::name(&program));
+    process::run(program).await
 }
 
 async fn pytest(environment: &Environment, folder: &str) -> Result<()> {
     let mut pytest = environment.command("pytest");
-    pytest.arg(folder).env("NOLAG_BROKER", workspace::debug_binary("nolag-broker")?);
-    process::run(pytest).await
+    pytest.env("NOLAG_BROKER", workspace::debug_binary("nolag-broker")?);
+    step(pytest, &[folder]).await
 }

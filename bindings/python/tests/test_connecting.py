@@ -66,7 +66,9 @@ class TestConnect:
         await client.connect()
         assert client.connected
 
-    @pytest.mark.parametrize("form", ["http://127.0.0.1:{}", "ws://127.0.0.1:{}/", "ws://localhost:{}"])
+    @pytest.mark.parametrize(
+        "form", ["http://127.0.0.1:{}", "ws://127.0.0.1:{}/", "ws://localhost:{}"]
+    )
     async def test_forms_of_a_url(self, broker: Broker, clients: Clients, form: str) -> None:
         """`http` stands for `ws`, and no path for `/ws` (client-api 5)."""
         client = await clients.connect(form.format(broker.port))
@@ -81,7 +83,9 @@ class TestConnect:
         assert alice.status is ConnectionStatus.CONNECTED
         assert alice.state == "connected"
 
-    async def test_what_the_broker_is_told(self, clients: Clients, scripted: ScriptedBroker) -> None:
+    async def test_what_the_broker_is_told(
+        self, clients: Clients, scripted: ScriptedBroker
+    ) -> None:
         """`auth` comes first, with version and client id, and never `reconnect` (K-003, K-019)."""
         _, first = await clients.link(scripted)
         first.cut()
@@ -108,7 +112,9 @@ class TestConnect:
         assert client.connected
         assert scripted.attempts == 1
 
-    async def test_states_agree_with_events(self, clients: Clients, scripted: ScriptedBroker) -> None:
+    async def test_states_agree_with_events(
+        self, clients: Clients, scripted: ScriptedBroker
+    ) -> None:
         """What a handler reads is what its event says (API-005)."""
         client = clients.make(scripted.url)
         seen: list[tuple[str, bool, ConnectionStatus]] = []
@@ -270,7 +276,9 @@ class TestDisconnect:
         await within(link.closed.wait())
         await client.disconnect()
 
-    async def test_reconnection_is_not_lost(self, clients: Clients, scripted: ScriptedBroker) -> None:
+    async def test_reconnection_is_not_lost(
+        self, clients: Clients, scripted: ScriptedBroker
+    ) -> None:
         """After `disconnect` and `connect` a loss is mended as before (API-007)."""
         client, _ = await clients.link(scripted)
         await client.subscribe("demo/general/messages")
@@ -400,7 +408,9 @@ class TestDisconnect:
         gc.collect()
         await asyncio.wait_for(link.closed.wait(), PATIENCE)
 
-    async def test_verbs_of_a_closed_client(self, clients: Clients, scripted: ScriptedBroker) -> None:
+    async def test_verbs_of_a_closed_client(
+        self, clients: Clients, scripted: ScriptedBroker
+    ) -> None:
         """Each says so, and none hangs (FC-40, Appendix B)."""
         client, _ = await clients.link(scripted)
         await client.close()
@@ -411,9 +421,13 @@ class TestDisconnect:
         await client.set_filters("demo/general/messages", ["a"], callback=heard)
         assert [str(error) for error in heard.rest()] == ["Not connected"] * 4
         lobby = client.set_app("demo").set_lobby("lounge")
-        calls: list[Any] = [client.fetch_presence("general"), lobby.subscribe(), lobby.fetch_presence()]
+        calls: list[Any] = [
+            client.fetch_presence("general"),
+            lobby.subscribe(),
+            lobby.fetch_presence(),
+        ]
         for call in calls:
-            with pytest.raises(NotConnectedError, match="^Not connected$"):
+            with pytest.raises(NotConnectedError, match=r"^Not connected$"):
                 await within(call)
         client.ack("some-id")
         client.batch_ack(["some-id"])

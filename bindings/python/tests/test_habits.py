@@ -5,6 +5,7 @@ import contextvars
 import gc
 import threading
 import time
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -40,9 +41,9 @@ class TestHandlers:
         client.on("connect", lambda: calls.append("connect"))
         client.on("connected", lambda: calls.append("connected"))
         client.on("reconnect", lambda: calls.append("reconnect"))
-        client.on("disconnect", lambda reason: calls.append("disconnect"))
+        client.on("disconnect", lambda _reason: calls.append("disconnect"))
         client.on("disconnected", lambda: calls.append("disconnected"))
-        client.on("reconnecting", lambda attempt: calls.append(attempt))
+        client.on("reconnecting", calls.append)
         client.on("error", errors)
         await client.connect()
         (await scripted.link()).cut()
@@ -131,11 +132,11 @@ class TestHandlers:
         started, ended = Heard(), Heard()
 
         async def handle(_data: Any, _meta: Any) -> None:
-            started(True)
+            started("started")
             try:
                 await asyncio.sleep(3600)
             except asyncio.CancelledError:
-                ended(True)
+                ended("ended")
                 raise
 
         client.on(TOPIC, handle)
@@ -174,6 +175,7 @@ class TestHandlers:
 
             def handle(self, *_args: Any) -> None: ...
 
+        thing = Thing()
         for _ in range(10):
             thing = Thing()
             client.on(TOPIC, thing.handle).on("error", thing.handle).on_any(thing.handle)
@@ -208,7 +210,9 @@ class TestOptionsAsWritten:
         """`nolag-agents` gives keywords, others what they like (client-api 16)."""
         match form:
             case "dataclass":
-                client = NoLag("dev-token-alice", NoLagOptions(url=broker.url, qos=QoS.EXACTLY_ONCE))
+                client = NoLag(
+                    "dev-token-alice", NoLagOptions(url=broker.url, qos=QoS.EXACTLY_ONCE)
+                )
             case "mapping":
                 client = NoLag("dev-token-alice", {"url": broker.url, "qos": 2})
             case "keywords":
@@ -344,9 +348,12 @@ class TestThreads:
         async def call(make: Any) -> None:
             await make()
 
+        def call_elsewhere(make: Any) -> None:
+            asyncio.run(call(make))
+
         for make in calls:
-            with pytest.raises(ConfigError, match="loop|thread") as raised:
-                await asyncio.to_thread(lambda make=make: asyncio.run(call(make)))
+            with pytest.raises(ConfigError, match=r"loop|thread") as raised:
+                await asyncio.to_thread(call_elsewhere, make)
             assert raised.value.code == "unsupported_runtime"
         assert (await alice.publish(TOPIC, 1)).outcome == "accepted"
 
@@ -458,7 +465,6 @@ class TestCancelling:
             client.flush(),
             subscription.ready(),
             anext(subscription),
-            client.wait_for_connected() if False else asyncio.sleep(9),
         ]
         for call in calls:
             with pytest.raises(asyncio.TimeoutError):
@@ -484,13 +490,7 @@ class TestCancelling:
         before = len(asyncio.all_tasks())
         # How many turns of the loop a whole run takes, so that every moment is met.
         for turns in range(150):
-            task = asyncio.create_task(program())
-            for _ in range(turns % 75):
-                await asyncio.sleep(0 if turns < 75 else 0.0002)
-            task.cancel()
-            await asyncio.wait([task])
-            assert task.cancelled() or task.exception() is None
-        del task
+            await cancelled(program(), turns % 75, pause=0 if turns < 75 else 0.0002)
         gc.collect()
         for _ in range(100):
             if len(asyncio.all_tasks()) == before:
@@ -500,6 +500,16 @@ class TestCancelling:
         watcher = NoLag("dev-token-bob", url=broker.url)
         async with watcher:
             await until_empty(watcher)
+
+
+async def cancelled(program: Coroutine[Any, Any, None], turns: int, pause: float) -> None:
+    """Run a program for so many turns of the loop, and cancel it; it may end before."""
+    task = asyncio.create_task(program)
+    for _ in range(turns):
+        await asyncio.sleep(pause)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled() or task.exception() is None
 
 
 async def until_empty(watcher: NoLag) -> None:

@@ -19,6 +19,12 @@ TOPIC = "demo/general/messages"
 UTC = dt.timezone.utc
 
 
+class Size(IntEnum):
+    """What becomes a plain number."""
+
+    SMALL = 1
+
+
 async def echoed(client: NoLag, value: Any, options: EmitOptions | None = None) -> Any:
     """Publish a value to oneself, through the broker."""
     messages = Heard()
@@ -41,7 +47,7 @@ SAME = [
     128,
     -33,
     2**31,
-    # FC-17: on both sides of what JavaScript's numbers hold, and the ends of what MessagePack holds.
+    # FC-17: on both sides of what JavaScript's numbers hold, and the ends of MessagePack's.
     9007199254740991,
     9007199254740993,
     -9223372036854775808,
@@ -60,7 +66,7 @@ SAME = [
     ["text", b"bytes", "", b"", [], {}],
     [1, [2, [3, [4]]]],
     {"nested": {"map": [], "none": None}, "": 0},
-    {1: "int key", -7: "negative", b"bytes": 1, True: 2, None: 3, 2.5: 4},
+    {7: "int key", -7: "negative", b"bytes": 1, True: 2, None: 3, 2.5: 4},
     "x" * 900_000,
     b"\xff" * 900_000,
     list(range(10_000)),
@@ -95,9 +101,11 @@ class TestRoundTrips:
             (memoryview(b"0123456789")[2:6], b"2345"),
             (memoryview(b"0123456789")[::2], b"02468"),
             (OrderedDict(b=1, a=2), {"b": 1, "a": 2}),
-            (IntEnum("Size", "SMALL").SMALL, 1),
-            (dt.datetime(2024, 1, 1, 2, tzinfo=dt.timezone(dt.timedelta(hours=2))),
-             dt.datetime(2024, 1, 1, tzinfo=UTC)),
+            (Size.SMALL, 1),
+            (
+                dt.datetime(2024, 1, 1, 2, tzinfo=dt.timezone(dt.timedelta(hours=2))),
+                dt.datetime(2024, 1, 1, tzinfo=UTC),
+            ),
         ],
         ids=lambda value: type(value).__name__,
     )

@@ -52,7 +52,9 @@ class TestRooms:
         await room.set_presence({"seat": 3})
         member = await heard["update"].next()
         assert (member.actor_token_id, member.presence) == ("alice", {"seat": 3})
-        listed = {member["actorTokenId"]: member["presence"] for member in await room.fetch_presence()}
+        listed = {
+            member["actorTokenId"]: member["presence"] for member in await room.fetch_presence()
+        }
         assert listed == {"alice": {"seat": 3}, "bob": {"seat": 1}}
         assert {actor.actor_token_id for actor in bob.get_all_presence()} == {"alice", "bob"}
         known = bob.get_presence("alice")
@@ -143,7 +145,9 @@ class TestRooms:
         held: list[Frame] = []
         scripted.rules["getPresence"] = lambda _link, frame: held.append(frame)
         client, link = await clients.link(scripted)
-        asking = [asyncio.create_task(client.fetch_presence(room)) for room in ("one", "two", "one")]
+        asking = [
+            asyncio.create_task(client.fetch_presence(room)) for room in ("one", "two", "one")
+        ]
         await until(lambda: len(held) == 3)
         for frame in reversed(held):
             await roster((f"in-{frame['roomId']}", {}))(link, frame)
@@ -366,7 +370,7 @@ class TestLobbies:
             assert raised.value.code == "lobby_timeout"
 
     async def test_by_internal_id(self, clients: Clients, scripted: ScriptedBroker) -> None:
-        """kraken names a lobby by its id; with one lobby it can only be that one (K-052)."""
+        """Kraken names a lobby by its id; with one lobby it can only be that one (K-052)."""
         client, link = await clients.link(scripted)
         lobby = client.set_app("demo").set_lobby("lounge")
         joined = Heard()

@@ -10,7 +10,7 @@ from textwrap import dedent
 
 import pytest
 from kit.broker import Broker
-from kit.heard import Heard, within
+from kit.heard import Heard
 from kit.net import silent_port
 from kit.scripts import Script, run
 from nolag import NoLag
@@ -20,14 +20,11 @@ TOPIC = "demo/general/messages"
 
 def program(text: str) -> str:
     """Make a program of its main part."""
-    return (
-        dedent("""
+    return dedent("""
         import asyncio, os, sys, threading, time
         from nolag import NoLag, NoLagError, NoLagOptions
         URL, TOPIC = os.environ["URL"], "demo/general/messages"
-        """)
-        + dedent(text)
-    )
+        """) + dedent(text)
 
 
 class TestImporting:
@@ -312,12 +309,10 @@ class TestInterrupting:
 async def _until_subscribed(broker: Broker) -> None:
     """Wait until somebody is subscribed, who must be the other process."""
     async with NoLag("dev-token-bob", url=broker.url) as client:
-
-        async def look() -> None:
-            while await asyncio.to_thread(_subscriptions, broker) == 0:
-                await asyncio.sleep(0.02)
-
-        await within(look())
+        for _ in range(1000):
+            if await asyncio.to_thread(_subscriptions, broker):
+                break
+            await asyncio.sleep(0.02)
         assert client.connected
 
 
@@ -325,7 +320,7 @@ def _subscriptions(broker: Broker) -> int:
     """Ask the broker how many subscriptions there are."""
     import urllib.request  # noqa: PLC0415 — here only
 
-    with urllib.request.urlopen(f"http://127.0.0.1:{broker.port}/metrics") as answer:  # noqa: S310
+    with urllib.request.urlopen(f"http://127.0.0.1:{broker.port}/metrics") as answer:
         for line in answer.read().decode().splitlines():
             if line.startswith("nolag_subscriptions "):
                 return int(float(line.split()[1]))
@@ -345,9 +340,9 @@ class TestForking:
 
         async def child(client):
             began = time.monotonic()
-            for call in (lambda: client.publish(TOPIC, "x"), lambda: client.emit(TOPIC, "x"), client.connect):
+            for name, args in ("publish", (TOPIC, "x")), ("emit", (TOPIC, "x")), ("connect", ()):
                 try:
-                    await call()
+                    await getattr(client, name)(*args)
                 except NoLagError as error:
                     print("child:", type(error).__name__, error.code)
             client.disconnect()

@@ -1,4 +1,4 @@
-"""`nolag-agents` 0.5.1 and `nolag-signal` 0.1.1 as they lie on PyPI, on top of our client (API-084)."""
+"""`nolag-agents` 0.5.1 and `nolag-signal` 0.1.1, as published, on top of our client (API-084)."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -35,7 +35,9 @@ class Agents:
         self._broker = broker
         self._agents: list[NoLagAgents] = []
 
-    async def connect(self, name: str, agent_id: str, *capabilities: str, **options: Any) -> AgentRoom:
+    async def connect(
+        self, name: str, agent_id: str, *capabilities: str, **options: Any
+    ) -> AgentRoom:
         """Connect one by actor and agent id, and join the room."""
         options.setdefault("client_options", {"url": self._broker.url, "reconnect_interval": 0.05})
         agents = NoLagAgents(
@@ -140,7 +142,9 @@ class TestAgents:
         two = await agents.connect("bob", "two", "cooking")
         assert (await joined.next())[1].name == "two"
         assert one.get_available_capabilities() == ["cooking"]
-        await two.set_presence(AgentPresenceData(name="two", role="agent", capabilities=["singing"]))
+        await two.set_presence(
+            AgentPresenceData(name="two", role="agent", capabilities=["singing"])
+        )
         while "singing" not in (await updated.next())[1].capabilities:
             pass
         names = {agent.name for agent in await one.fetch_presence()}

@@ -1,6 +1,7 @@
 """What becomes of a publish: connected, not connected, and in between."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -34,6 +35,11 @@ async def offline(clients: Clients, scripted: ScriptedBroker, **options: Any) ->
     return client
 
 
+def reached(items: list[Any], number: int) -> bool:
+    """Tell whether there are so many."""
+    return len(items) >= number
+
+
 class TestConnected:
     """Publishes on a live connection."""
 
@@ -59,7 +65,7 @@ class TestConnected:
         assert (await messages.next())[0] == "unasked"
 
     async def test_quality_2(self, connect: Connect, caplog: pytest.LogCaptureFixture) -> None:
-        """This broker gives quality 1, and the client says so, once (API-045)."""
+        """Our broker gives quality 1, and the client says so, once (API-045)."""
         alice = await connect("alice")
         for _ in range(2):
             receipt = await alice.publish(TOPIC, 1, qos=QoS.EXACTLY_ONCE)
@@ -166,7 +172,7 @@ class TestConnected:
     ) -> None:
         """The outcome is unknown, and it is not sent again (API-049, FC-11 c, K-028)."""
         late: list[tuple[Link, Frame]] = []
-        scripted.rules["publish"] = lambda link, frame: late.append((link, frame))
+        scripted.rules["publish"] = lambda *what: late.append(what)
         client, link = await clients.link(scripted, ack_timeout=0.1)
         errors = Heard()
         error = await outcome(client.emit, TOPIC, 1)
@@ -195,7 +201,7 @@ class TestConnected:
     async def test_flush(self, clients: Clients, scripted: ScriptedBroker) -> None:
         """It ends when nothing is left, and not before (API-052)."""
         held: list[tuple[Link, Frame]] = []
-        scripted.rules["publish"] = lambda link, frame: held.append((link, frame))
+        scripted.rules["publish"] = lambda *what: held.append(what)
         client, link = await clients.link(scripted, max_in_flight=2)
         for number in range(3):
             await client.emit(TOPIC, number, callback=print)
@@ -206,7 +212,7 @@ class TestConnected:
             await client.flush(timeout=0.05)
         assert raised.value.code == "flush_timeout"
         for number in range(3):
-            await until(lambda number=number: len(held) > number)
+            await until(partial(reached, held, number + 1))
             assert not flushing.done()
             await agree(*held[number])
         await within(flushing)
@@ -310,7 +316,7 @@ class TestOffline:
         "limits", [{"max_messages": 3}, {"max_bytes": 3 * 100}], ids=["messages", "bytes"]
     )
     async def test_one_too_many_is_refused(
-        self, clients: Clients, scripted: ScriptedBroker, limits: dict[str, int]
+        self, clients: Clients, scripted: ScriptedBroker, limits: dict[str, Any]
     ) -> None:
         """By count and by bytes; those before it are kept (API-038, FC-23)."""
         client = await offline(clients, scripted, offline_queue=OfflineQueueOptions(**limits))

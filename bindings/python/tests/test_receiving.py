@@ -323,8 +323,7 @@ class TestDispatch:
         iterated: list[Any] = []
 
         async def iterate() -> None:
-            async for message in client.messages(TOPIC):
-                iterated.append(message.data)
+            iterated.extend([message.data async for message in client.messages(TOPIC)])
 
         iterating = asyncio.create_task(iterate())
         await link.next("subscribe")
@@ -438,11 +437,11 @@ class TestIterators:
         assert len(link.received("subscribe")) == 1
         await link.message(TOPIC, 1)
         assert (await within(anext(first))).data == (await within(anext(second))).data == 1
-        await first.unsubscribe() if False else await first.__aexit__(None, None, None)
+        await first.unsubscribe()
         await link.message(TOPIC, 2)
         assert (await within(anext(second))).data == 2
         assert not link.received("unsubscribe")
-        await second.__aexit__(None, None, None)
+        await second.unsubscribe()
         await link.next("unsubscribe")
 
     async def test_the_end_of_the_client(self, clients: Clients, scripted: ScriptedBroker) -> None:

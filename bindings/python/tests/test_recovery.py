@@ -21,7 +21,16 @@ from nolag import (
 TOPIC = "demo/general/messages"
 
 # All that happens around a loss, in the order in which it must (client-api 13).
-LIFE = ("connecting", "connect", "disconnect", "reconnecting", "gap", "ready", "reconnect", "failed")
+LIFE = (
+    "connecting",
+    "connect",
+    "disconnect",
+    "reconnecting",
+    "gap",
+    "ready",
+    "reconnect",
+    "failed",
+)
 
 
 def record(client: NoLag) -> list[str]:
@@ -64,8 +73,8 @@ class TestRestarts:
         alice = await connect("alice")
         for filters in (["red"], ["blue"], ["red", "blue"], None):
             for name in kinds:
-                options = EmitOptions(filters=filters)
-                await alice.emit(f"demo/general/{name}", filters, options)
+                how = EmitOptions(filters=filters)
+                await alice.emit(f"demo/general/{name}", filters, how)
         await settle(alice)
 
         async def heard(name: str, number: int) -> list[Any]:
@@ -81,7 +90,7 @@ class TestRestarts:
         assert all(heard.is_silent() for heard in messages.values())
 
     async def test_any_number_of_restarts(self, broker: Broker, connect: Connect) -> None:
-        """bob subscribes once, and hears of every life of the broker (API-093)."""
+        """Bob subscribes once, and hears of every life of the broker (API-093)."""
         alice, bob = await connect("alice"), await connect("bob")
         messages, back = Heard(), Heard()
         bob.on(TOPIC, messages).on("reconnect", back)
@@ -245,7 +254,6 @@ class TestLosses:
     ) -> None:
         """Neither a full organization nor `Retry-After` is pressed (API-022, API-023, K-008)."""
         client, link = await clients.link(scripted)
-        await scripted.link() if scripted.has_arrivals() else None
         if how == "limit":
             await link.close(4002, "connection_limit_reached")
             expected = 1

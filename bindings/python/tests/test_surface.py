@@ -188,7 +188,8 @@ class TestNames:
             "connected",
             "reconnecting",
         ]
-        assert ConnectionStatus.CONNECTED == "connected"
+        status: str = ConnectionStatus.CONNECTED
+        assert status == "connected"
         assert {actor.value for actor in ActorType} == {
             "device",
             "user",
@@ -200,7 +201,8 @@ class TestNames:
             "observer",
         }
         assert [int(qos) for qos in QoS] == [0, 1, 2]
-        assert QoS.EXACTLY_ONCE == 2
+        level: int = QoS.EXACTLY_ONCE
+        assert level == 2
 
     def test_the_version(self) -> None:
         """The package and its metadata agree, and it says that it is typed."""

@@ -30,9 +30,7 @@ class TestProvider:
     """A function that is asked for the token."""
 
     @pytest.mark.parametrize("kind", ["async", "plain", "without request", "option"])
-    async def test_it_is_asked_first(
-        self, clients: Clients, scripted: ScriptedBroker, kind: str
-    ) -> None:
+    async def test_it_is_asked_first(self, scripted: ScriptedBroker, kind: str) -> None:
         """Before every `auth`, and what it gives is what is sent (API-072, K-016, FC-01)."""
         requests: list[TokenRequest] = []
 
@@ -65,9 +63,7 @@ class TestProvider:
             assert [request.reason for request in requests] == ["initial", "reconnect"]
             assert requests[0].attempt == 1
 
-    async def test_a_failure_is_tried_again(
-        self, clients: Clients, scripted: ScriptedBroker
-    ) -> None:
+    async def test_a_failure_is_tried_again(self, scripted: ScriptedBroker) -> None:
         """It is a failed attempt like another (API-072)."""
         calls: list[int] = []
         running = 0
@@ -84,9 +80,7 @@ class TestProvider:
                 raise OSError(message)
             return "token"
 
-        client = NoLag(
-            provide, url=scripted.url, initial_connect="wait", reconnect_interval=0.02
-        )
+        client = NoLag(provide, url=scripted.url, initial_connect="wait", reconnect_interval=0.02)
         try:
             await within(asyncio.gather(client.connect(), client.connect()))
             assert client.connected
@@ -214,7 +208,7 @@ class TestSecrecy:
         """Neither logs nor errors nor descriptions (API-075, API-096, K-058)."""
         caplog.set_level(1)
         logging.getLogger("nolag").setLevel(1)
-        token, secret = "t0ken-of-alice", "payload-of-alice"  # noqa: S105
+        token, secret = "t0ken-of-alice", "payload-of-alice"
         scripted.rules["auth"] = only(token)
         client = NoLag(token, url=scripted.url, debug=True, reconnect_interval=0.02)
         shown: list[Any] = [client]

@@ -69,7 +69,7 @@ async def until(condition: Callable[[], Any], seconds: float = PATIENCE) -> None
     """Wait until something holds that no event tells of."""
 
     async def look() -> None:
-        while not condition():
+        while not condition():  # noqa: ASYNC110 — there is no event
             await asyncio.sleep(0.01)
 
     await within(look(), seconds)

@@ -7,10 +7,9 @@ import asyncio
 import os
 from typing import Any
 
-from nolag_signal import NoLagSignal, NoLagSignalOptions
-
 # After it, because that is whom `nolag-signal` patches.
 from nolag import NoLag
+from nolag_signal import NoLagSignal, NoLagSignalOptions
 
 URL = os.environ["URL"]
 
