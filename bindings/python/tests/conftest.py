@@ -11,6 +11,11 @@ from kit.clients import Clients
 from kit.scripted import ScriptedBroker
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Fail for what no test looks at: a destructor's exception, a coroutine that nobody awaited."""
+    config.addinivalue_line("filterwarnings", "error")
+
+
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
     """Run a broker with its demo tokens for the time of one test."""

@@ -257,6 +257,7 @@ class TestTopics:
         error = await outcome(client.emit, topic, 1)
         assert error.error == "invalid_topic"
         receipt = await client.emit(topic, 1)
+        assert isinstance(receipt.error, NoLagServerError)
         assert receipt.error.error == "invalid_topic"
         await settle(client)
         assert [frame["topic"] for frame in link.received("publish")] == ["demo/general/settle"]
