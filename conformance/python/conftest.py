@@ -1,15 +1,13 @@
 """A broker for each test, and clients that do not outlive it."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from broker import PROGRAM, Broker
+from kit.broker import PROGRAM, Broker, Connect
 from nolag import NoLag, NoLagOptions
-
-Connect = Callable[..., Awaitable[NoLag]]
 
 
 @pytest.fixture

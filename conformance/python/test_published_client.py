@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker import ROOT, Broker
-from conftest import Connect
-from heard import Heard, outcome, settle
+from kit.broker import ROOT, Broker, Connect
+from kit.heard import Heard, outcome, settle
 from nolag import (
     ActorType,
     EmitOptions,

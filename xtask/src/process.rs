@@ -61,6 +61,13 @@ impl Process {
         Some(BufReader::new(self.0.stdout().take()?).lines())
     }
 
+    /// Ends it without a word, and waits until it is gone.
+    pub(crate) async fn kill(&mut self) -> Result<()> {
+        self.0.start_kill().context("cannot end a program")?;
+        self.0.wait().await.context("cannot wait for a program to end")?;
+        Ok(())
+    }
+
     /// Waits for its end, which must be a success.
     pub(crate) async fn success(&mut self, name: &str) -> Result<()> {
         let status = self.0.wait().await.with_context(|| format!("cannot wait for `{name}`"))?;
@@ -100,7 +107,7 @@ pub(crate) async fn output(mut command: Command) -> Result<String> {
 }
 
 /// A command as one would type it, without the folders of its program.
-fn name(command: &Command) -> String {
+pub(crate) fn name(command: &Command) -> String {
     let command = command.as_std();
     let program = Path::new(command.get_program()).file_name().unwrap_or_else(|| OsStr::new("?"));
     let words: Vec<_> =
@@ -108,19 +115,20 @@ fn name(command: &Command) -> String {
     words.join(" ")
 }
 
-/// A broker on a free port with its demo tokens, ended when dropped.
+/// A broker with its demo tokens, ended when dropped.
 pub(crate) struct Broker {
     /// Where clients connect.
     pub(crate) url: String,
-    _process: Process,
+    process: Process,
 }
 
 impl Broker {
-    /// Starts it and waits until it listens. No setting and no token file of the caller's reaches it.
-    pub(crate) async fn start(program: &Path, working_dir: &Path) -> Result<Self> {
+    /// Starts it on this port, on a free one if it is 0, and waits until it listens. No setting and no token file of the
+    /// caller's reaches it.
+    pub(crate) async fn start(program: &Path, working_dir: &Path, port: u16) -> Result<Self> {
         let mut command = Command::new(program);
         command
-            .args(["--port", "0"])
+            .args(["--port", &port.to_string()])
             .env_clear()
             .envs(std::env::var_os("SystemRoot").map(|root| ("SystemRoot", root)))
             .current_dir(working_dir)
@@ -138,6 +146,14 @@ impl Broker {
             .to_owned();
         // Reading on keeps the broker from waiting for a full pipe.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
-        Ok(Self { url, _process: process })
+        Ok(Self { url, process })
+    }
+
+    /// Kills it, and returns the port that it had.
+    pub(crate) async fn kill(mut self) -> Result<u16> {
+        self.process.kill().await?;
+        // ws://127.0.0.1:<port>/ws
+        let port = self.url.rsplit(':').next().and_then(|rest| rest.split('/').next());
+        port.and_then(|port| port.parse().ok()).with_context(|| format!("{} names no port", self.url))
     }
 }

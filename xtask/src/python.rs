@@ -124,15 +124,29 @@ impl Environment {
     /// A command of this environment, to be run in the root of the workspace.
     pub(crate) fn command(&self, program: &str) -> Command {
         let mut command = Command::new(self.program(program));
+        // What it runs by name, such as pyright its Python, comes from here, too.
+        let path = env::var_os("PATH").unwrap_or_default();
+        let folders = [self.programs()].into_iter().chain(env::split_paths(&path));
+        if let Ok(path) = env::join_paths(folders) {
+            command.env("PATH", path);
+        }
         // Python's output appears as it comes, also when it is piped.
-        command.current_dir(workspace::root()).env("PYTHONUNBUFFERED", "1");
+        command.current_dir(workspace::root()).env("VIRTUAL_ENV", &self.0).env("PYTHONUNBUFFERED", "1");
         command
+    }
+
+    /// Where it lies.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.0
+    }
+
+    fn programs(&self) -> PathBuf {
+        self.0.join(if cfg!(windows) { "Scripts" } else { "bin" })
     }
 
     /// Where a program of this environment lies.
     pub(crate) fn program(&self, name: &str) -> PathBuf {
-        let folder = if cfg!(windows) { "Scripts" } else { "bin" };
-        self.0.join(folder).join(format!("{name}{EXE_SUFFIX}"))
+        self.programs().join(format!("{name}{EXE_SUFFIX}"))
     }
 }
 

@@ -4,9 +4,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail};
 use clap::ValueEnum;
+use tokio::process::Command;
 use tokio::time::timeout;
 
-use crate::python::Environment;
+use crate::python::{self, Environment};
 use crate::{docs, process, wasm, workspace};
 
 /// How long a part may take, building included.
@@ -34,7 +35,7 @@ enum Part {
     Wasm,
     /// The conformance suite against the broker, in both profiles
     Conformance,
-    /// Our Python is tidy, and the published client works against the broker
+    /// Our Python client, and the published one against the broker
     Python,
 }
 
@@ -140,7 +141,7 @@ async fn conformance() -> Result<()> {
     let broker = workspace::debug_binary("nolag-broker")?;
     for profile in ["extended", "kraken"] {
         println!("profile {profile}");
-        let mut suite = tokio::process::Command::new(workspace::debug_binary("nolag-conformance")?);
+        let mut suite = Command::new(workspace::debug_binary("nolag-conformance")?);
         suite.arg("--broker").arg(&broker).args(["--profile", profile]).current_dir(workspace::root());
         process::run(suite).await?;
     }
@@ -149,16 +150,44 @@ async fn conformance() -> Result<()> {
 
 async fn python() -> Result<()> {
     workspace::build(&["nolag-broker"]).await?;
-    let requirements = ["examples/requirements.txt", "conformance/python/requirements.txt"];
-    let environment = Environment::prepare("test", &requirements).await?;
-    let checks: [(&str, &[&str]); 3] =
-        [("ruff", &["check"]), ("ruff", &["format", "--check"]), ("mypy", &[])];
-    for (program, args) in checks {
-        let mut check = environment.command(program);
-        check.args(args);
-        process::run(check).await?;
-    }
+    let wheel = python::wheel(false).await?;
+    let tools = "bindings/python/tests/requirements.txt";
+
+    println!("our client");
+    let ours = Environment::prepare("test", &[tools]).await?;
+    ours.add(&wheel, &["bindings/python/tests/requirements-published.txt"]).await?;
+    step(ours.command("ruff"), &["check"]).await?;
+    step(ours.command("ruff"), &["format", "--check"]).await?;
+    // The package's own Python, and then what others make of the package as it is installed.
+    let mut own = ours.command("mypy");
+    own.env("MYPYPATH", "bindings/python/python");
+    step(own, &["-p", "nolag"]).await?;
+    step(ours.command("mypy"), &["bindings/python/tests", "examples"]).await?;
+    step(ours.command("pyright"), &[]).await?;
+    // Elsewhere, because in the repository it would find the sources.
+    let mut completeness = ours.command("pyright");
+    completeness.current_dir(ours.folder());
+    step(completeness, &["--verifytypes", "nolag", "--ignoreexternal"]).await?;
+    let allowed = "bindings/python/tests/stubtest-allowlist.txt";
+    step(ours.command("stubtest"), &["nolag", "--ignore-disjoint-bases", "--allowlist", allowed]).await?;
+    pytest(&ours, "bindings/python/tests").await?;
+
+    println!("the published client");
+    let published =
+        Environment::prepare("test-published", &[tools, "conformance/python/requirements.txt"]).await?;
+    step(published.command("mypy"), &["conformance/python"]).await?;
+    pytest(&published, "conformance/python").await
+}
+
+/// Runs a program with some more arguments, and says so.
+async fn step(mut program: Command, args: &[&str]) -> Result<()> {
+    program.args(args);
+    println!("{}", process::name(&program));
+    process::run(program).await
+}
+
+async fn pytest(environment: &Environment, folder: &str) -> Result<()> {
     let mut pytest = environment.command("pytest");
     pytest.env("NOLAG_BROKER", workspace::debug_binary("nolag-broker")?);
-    process::run(pytest).await
+    step(pytest, &[folder]).await
 }
