@@ -80,6 +80,8 @@ class NoLagServerError(NoLagError):
     `error` is the stable text, `code` and `server_code` the broker's number where there is one.
     """
 
+    #: The broker's number, where there is one.
+    code: int | None = None
     #: The stable text.
     error: str
     #: The limit that a payload was over, in bytes.
@@ -89,7 +91,7 @@ class NoLagServerError(NoLagError):
 
     def __init__(self, frame: Mapping[str, Any]) -> None:
         """Take the fields of the broker's `error` frame."""
-        self.code: int | None = frame.get("code")
+        self.code = frame.get("code")
         self.server_code: int | None = self.code
         self.error: str = frame.get("error", "unknown_error")
         self.topic: str | None = frame.get("topic")
