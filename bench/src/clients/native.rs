@@ -19,22 +19,21 @@ pub(super) async fn rust(plan: &Plan) -> Result<Vec<Figure>> {
     let stand_in = stand_in::start().await?;
     let address = &stand_in.process.address;
     let mut figures = Vec::new();
-    for (name, work) in [
-        ("Rust: receive, no acknowledgement asked", RustWork::Receive),
-        ("Rust: receive and acknowledge", RustWork::ReceiveAcked),
-        ("Rust: publish without waiting", RustWork::PublishWritten),
-        ("Rust: publish, 64 in flight", RustWork::PublishAwaited),
+    for (name, work, threads) in [
+        ("Rust: receive, no acknowledgement asked", RustWork::Receive, false),
+        ("Rust: receive and acknowledge", RustWork::ReceiveAcked, false),
+        ("Rust: publish without waiting", RustWork::PublishWritten, false),
+        ("Rust: publish, 64 in flight", RustWork::PublishAwaited, false),
+        ("Rust: publish, 64 in flight, both on tokio's threads", RustWork::PublishAwaited, true),
     ] {
+        let one = async |who, count| worker::rust(who, work, address, count, threads).await;
         let mut counts = [0; 2];
         for (count, who) in counts.iter_mut().zip([Who::Bare, Who::Client]) {
-            *count = plan.count(&worker::rust(who, work, address, PROBE).await?)?;
+            *count = plan.count(&one(who, PROBE).await?)?;
         }
         let mut rounds = Vec::new();
         for _ in 0..plan.rounds {
-            rounds.push([
-                worker::rust(Who::Bare, work, address, counts[0]).await?,
-                worker::rust(Who::Client, work, address, counts[1]).await?,
-            ]);
+            rounds.push([one(Who::Bare, counts[0]).await?, one(Who::Client, counts[1]).await?]);
         }
         let versus = Versus { work: name.to_owned(), names: ["bare loop", "client"], rounds };
         let goal = Some(Goal::at_least(0.7, "within 30 %"));

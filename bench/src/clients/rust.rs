@@ -1,5 +1,5 @@
 //! The Rust client, and beside it a loop over tokio-tungstenite that does the same reads and writes and nothing else: what a
-//! client costs is what it takes beyond that. Each runs in a process of its own, on one thread.
+//! client costs is what it takes beyond that. Each runs in a process of its own, on one thread unless told.
 
 use std::collections::HashMap;
 use std::hint::black_box;

@@ -66,10 +66,19 @@ pub(super) async fn run(command: Command) -> Result<Numbers> {
 }
 
 /// The Rust client, or the bare loop.
-pub(super) async fn rust(who: Who, work: RustWork, address: &str, count: usize) -> Result<Numbers> {
+pub(super) async fn rust(
+    who: Who,
+    work: RustWork,
+    address: &str,
+    count: usize,
+    threads: bool,
+) -> Result<Numbers> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("rust").arg(who.name()).arg(work.name());
     command.arg("--address").arg(address).arg("--count").arg(count.to_string());
+    if threads {
+        command.arg("--threads");
+    }
     run(command).await
 }
 
