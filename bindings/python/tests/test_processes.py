@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from textwrap import dedent
 
@@ -144,6 +145,50 @@ class TestEnding:
         )
         assert "Fatal" not in result.errors
         assert "panic" not in result.errors
+
+
+class TestSleeping:
+    """Processes that are stopped and go on."""
+
+    def test_a_stopped_process(self, broker: Broker) -> None:
+        """It finds its connection as it was, or makes another, and gives nothing up (API-069)."""
+        script = Script(
+            program("""
+        async def main():
+            client = NoLag(
+                "dev-token-alice", url=URL, heartbeat_interval=0.2, heartbeat_timeout=0.2,
+                reconnect_interval=0.1,
+            )
+            client.on("failed", lambda error: print("failed", error))
+            await client.connect()
+            async with client.subscription(TOPIC) as messages:
+                print("connected", flush=True)
+                async for message in messages:
+                    print(message.data, flush=True)
+                    break
+            await client.close()
+
+        asyncio.run(main())
+        """),
+            URL=broker.url,
+        )
+        assert script.line() == "connected"
+        script.stop()
+        # Longer than the client would wait for a sign of life.
+        time.sleep(1)
+        script.go_on()
+        asyncio.run(self._say_until_heard(broker, script))
+
+    @staticmethod
+    async def _say_until_heard(broker: Broker, script: Script) -> None:
+        async with NoLag("dev-token-bob", url=broker.url) as bob:
+            ending = asyncio.create_task(asyncio.to_thread(script.end))
+            while not ending.done():
+                # While it connects again it may miss one.
+                await bob.publish(TOPIC, "awake")
+                await asyncio.wait([ending], timeout=0.1)
+            result = await ending
+        assert (result.output, result.errors, result.code) == ("awake\n", "", 0)
 
 
 class TestLoops:
@@ -310,21 +355,10 @@ async def _until_subscribed(broker: Broker) -> None:
     """Wait until somebody is subscribed, who must be the other process."""
     async with NoLag("dev-token-bob", url=broker.url) as client:
         for _ in range(1000):
-            if await asyncio.to_thread(_subscriptions, broker):
+            if await asyncio.to_thread(broker.metric, "nolag_subscriptions"):
                 break
             await asyncio.sleep(0.02)
         assert client.connected
-
-
-def _subscriptions(broker: Broker) -> int:
-    """Ask the broker how many subscriptions there are."""
-    import urllib.request  # noqa: PLC0415 — here only
-
-    with urllib.request.urlopen(f"http://127.0.0.1:{broker.port}/metrics") as answer:
-        for line in answer.read().decode().splitlines():
-            if line.startswith("nolag_subscriptions "):
-                return int(float(line.split()[1]))
-    return 0
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")

@@ -2,10 +2,11 @@
 
 import asyncio
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.broker import Broker, Connect
+from kit.broker import Broker, Connect, grant, tokens
 from kit.clients import Clients
 from kit.heard import Heard, outcome, settle, until, within
 from kit.net import Proxy
@@ -155,6 +156,25 @@ class TestConnected:
         assert (await errors.next()).code == 42920
         assert errors.is_silent()
         assert client.connected
+
+    async def test_the_broker_s_pace(self, tmp_path: Path, clients: Clients) -> None:
+        """What the broker tells to be its limit is kept, so that it refuses nothing (API-042)."""
+        grant(tmp_path, tokens(rateLimit=20))
+        broker = Broker(tmp_path)
+        try:
+            alice = await clients.connect(broker.url, "alice")
+            bob = await clients.connect(broker.url, "bob")
+            messages = Heard()
+            bob.on(TOPIC, messages)
+            assert await outcome(bob.subscribe, TOPIC) is None
+            told = [Heard() for _ in range(50)]
+            for number, heard in enumerate(told):
+                await alice.emit(TOPIC, number, callback=heard)
+            assert [await heard.next() for heard in told] == [None] * 50
+            assert [data for data, _ in await messages.many(50)] == list(range(50))
+            assert await asyncio.to_thread(broker.metric, "nolag_publish_rejected_total") == 0
+        finally:
+            broker.kill()
 
     async def test_too_many_at_once(self, clients: Clients, scripted: ScriptedBroker) -> None:
         """What the broker had no room for in this second goes again, in order (API-047)."""

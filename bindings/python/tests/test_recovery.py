@@ -268,6 +268,19 @@ class TestLosses:
         assert scripted.attempts == expected
         assert client.status is ConnectionStatus.RECONNECTING
 
+    async def test_a_fixed_interval(self, clients: Clients, scripted: ScriptedBroker) -> None:
+        """`reconnect_interval` does not grow, as officially (client-api 3.1, API-015).
+
+        A wait that doubled would take minutes.
+        """
+        client, link = await clients.link(scripted, reconnect_interval=0.02)
+        back = Heard()
+        client.on("reconnect", back)
+        for _ in range(14):
+            link.cut()
+            link = await scripted.link()
+            await back.next()
+
     async def test_giving_up(self, clients: Clients, scripted: ScriptedBroker) -> None:
         """After so many attempts it ends, and what was queued fails (API-018)."""
         client, link = await clients.link(scripted, max_reconnect_attempts=3)

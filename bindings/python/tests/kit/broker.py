@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 from nolag import NoLag
 
@@ -111,6 +112,16 @@ class Broker:
         """Kill it, and start it again."""
         self.kill()
         self.start()
+
+    def metric(self, name: str) -> float:
+        """Ask it for the sum of one of its metrics, whatever the labels; 0 while it has none."""
+        with urlopen(f"http://127.0.0.1:{self.port}/metrics") as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(
+            float(line.rsplit(" ", 1)[1])
+            for line in lines
+            if line.startswith((f"{name} ", f"{name}{{"))
+        )
 
     def freeze(self) -> None:
         """Let it do nothing more, while its sockets stay open."""

@@ -23,9 +23,11 @@ from websockets.frames import Opcode
 from kit.heard import until, within
 
 if TYPE_CHECKING:
+    from ssl import SSLContext
     from types import TracebackType
 
     from typing_extensions import Self
+    from websockets.datastructures import Headers
     from websockets.http11 import Request, Response
 
 Frame = dict[str, Any]
@@ -215,16 +217,19 @@ class ScriptedBroker:
     `log` has every frame with the number of its connection, in the order in which they came.
     """
 
-    def __init__(self) -> None:
-        """Begin closed, and agreeable."""
+    def __init__(self, tls: SSLContext | None = None) -> None:
+        """Begin closed, and agreeable; with TLS where that is given."""
+        self._tls = tls
         self._server: Server | None = None
         self._arrivals: asyncio.Queue[Link] = asyncio.Queue()
         self._port = 0
         self.rules: dict[str, Rule] = {}
         self.links: list[Link] = []
         self.log: list[tuple[int, Frame]] = []
-        # How often a client asked to be upgraded, and what it was told instead, if it was refused.
+        # How often a client asked to be upgraded, what it sent along the last time, and what it is
+        # told instead of a yes.
         self.attempts = 0
+        self.headers: Headers | None = None
         self.refusal: tuple[int, dict[str, str]] | None = None
 
     async def open(self) -> None:
@@ -238,6 +243,7 @@ class ScriptedBroker:
             ping_interval=None,
             close_timeout=1,
             max_size=None,
+            ssl=self._tls,
         )
         self._port = next(iter(self._server.sockets)).getsockname()[1]
 
@@ -266,7 +272,8 @@ class ScriptedBroker:
     @property
     def url(self) -> str:
         """Where clients connect."""
-        return f"ws://127.0.0.1:{self._port}/ws"
+        scheme, host = ("ws", "127.0.0.1") if self._tls is None else ("wss", "localhost")
+        return f"{scheme}://{host}:{self._port}/ws"
 
     @property
     def port(self) -> int:
@@ -291,8 +298,9 @@ class ScriptedBroker:
         """List all frames of this type, of all connections."""
         return [frame for _, frame in self.log if frame["type"] == kind]
 
-    def _answer_upgrade(self, socket: ServerConnection, _request: Request) -> Response | None:
+    def _answer_upgrade(self, socket: ServerConnection, request: Request) -> Response | None:
         self.attempts += 1
+        self.headers = request.headers
         if self.refusal is None:
             return None
         status, headers = self.refusal

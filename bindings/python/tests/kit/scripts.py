@@ -44,6 +44,14 @@ class Script:
         """Do what Ctrl-C does."""
         self._process.send_signal(signal.SIGINT)
 
+    def stop(self) -> None:
+        """Let it do nothing more."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let it go on."""
+        self._process.send_signal(signal.SIGCONT)
+
     def end(self) -> Run:
         """Wait for its end."""
         try:
