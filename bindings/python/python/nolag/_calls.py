@@ -46,6 +46,22 @@ class Done:
 class Calls(Mirror):
     """A client's calls. It belongs to the event loop that it was first used on."""
 
+    __slots__ = (
+        "_acks_after_handler",
+        "_chains",
+        "_closers",
+        "_core",
+        "_early",
+        "_fetching",
+        "_full_readers",
+        "_last_room",
+        "_max_open_calls",
+        "_provider",
+        "_subscribed",
+        "_token",
+        "_waiting_for_room",
+    )
+
     def __init__(self, token: str | TokenProvider | None, options: NoLagOptions) -> None:
         """Begin without a native client; that is made at the first need."""
         super().__init__(options)

@@ -25,6 +25,21 @@ _ACCESS_REVOKED = 42941
 class Mirror(Registry):
     """What can be read without awaiting. It changes just before the event that tells of it."""
 
+    __slots__ = (
+        "_actor_id",
+        "_actor_type",
+        "_emitting",
+        "_options",
+        "_project_id",
+        "_protocol_version",
+        "_readers",
+        "_recovering",
+        "_replay",
+        "_rosters",
+        "_state",
+        "_was_connected",
+    )
+
     def __init__(self, options: NoLagOptions) -> None:
         """Begin without a connection."""
         super().__init__()

@@ -25,6 +25,17 @@ _H = TypeVar("_H", bound="Handler")
 class Registry:
     """Handlers by event and topic."""
 
+    # A client has many attributes, and there may be thousands of clients.
+    __slots__ = (
+        "__weakref__",
+        "_any_handlers",
+        "_event_handlers",
+        "_handler_errors",
+        "_loop",
+        "_message_handlers",
+        "_tasks",
+    )
+
     def __init__(self) -> None:
         """Begin with none."""
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -123,7 +123,7 @@ class TlsOptions:
     ca: str | bytes | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class TokenRequest:
     """What a token is asked for."""
 
@@ -135,7 +135,7 @@ class TokenRequest:
     last_error: Exception | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Token:
     """A token, and until when it is valid, in seconds since 1970."""
 
@@ -342,7 +342,7 @@ class LobbyPresenceEvent(_Readable):
     app: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Stats:
     """What counts; the names are the same in every language."""
 
