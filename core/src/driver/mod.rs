@@ -330,6 +330,7 @@ impl<H: Host> Driver<H> {
         }
         *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner) = self.session.stats();
         self.host.flush();
+        self.session.shrink();
         let failed = self.write(cx);
         self.endings.retain_mut(|ending| ending.as_mut().poll(cx).is_pending());
         if more || failed { self.poll_ready(cx) } else { Poll::Pending }

@@ -51,11 +51,12 @@ impl Effects {
     }
 
     pub(super) fn pop(&mut self) -> Option<Output> {
-        let output = self.out.pop_front();
-        if self.out.is_empty() {
-            self.out.shrink_to(64);
-        }
-        output
+        self.out.pop_front()
+    }
+
+    /// Gives back what a burst has left.
+    pub(super) fn shrink(&mut self) {
+        self.out.shrink_to(4);
     }
 
     /// How many outputs the host has not fetched yet.

@@ -404,6 +404,11 @@ impl Session {
         })
     }
 
+    /// The host is about to wait: buffers that a burst has left are given back.
+    pub fn shrink(&mut self) {
+        self.fx.shrink();
+    }
+
     /// How many outputs wait to be fetched.
     pub fn outputs(&self) -> usize {
         self.fx.len()

@@ -11,8 +11,8 @@ pub(super) struct Pace {
     /// `None` lets everything pass.
     limit: Option<u64>,
     slot: Duration,
-    /// How many passed in each slot; `counts[n % SLOTS]` belongs to slot `n`.
-    counts: [u32; SLOTS],
+    /// How many passed in each slot; `counts[n % SLOTS]` belongs to slot `n`. Without a limit there are none.
+    counts: Vec<u32>,
     /// The newest slot that is counted.
     newest: u64,
     total: u64,
@@ -21,7 +21,7 @@ pub(super) struct Pace {
 impl Pace {
     /// No limit.
     pub(super) fn unlimited() -> Self {
-        Self { limit: None, slot: Duration::ZERO, counts: [0; SLOTS], newest: 0, total: 0 }
+        Self { limit: None, slot: Duration::ZERO, counts: Vec::new(), newest: 0, total: 0 }
     }
 
     /// A broker's limit less a tenth, in any second; a limit of 1 a second becomes 1 in 1.2 s.
@@ -39,7 +39,7 @@ impl Pace {
     fn of(limit: u64, window: Duration) -> Self {
         // One slot less than there are, since the oldest is counted whole.
         let slot = window / (u32::try_from(SLOTS).unwrap_or(64) - 1);
-        Self { limit: Some(limit), slot, ..Self::unlimited() }
+        Self { limit: Some(limit), slot, counts: vec![0; SLOTS], ..Self::unlimited() }
     }
 
     fn slot_of(&self, now: Duration) -> u64 {
