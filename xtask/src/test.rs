@@ -111,8 +111,16 @@ impl Part {
             Part::Docs => {
                 docs::check()?;
                 docs::compare_settings().await?;
-                let mut rustdoc =
-                    workspace::cargo(["doc", "--no-deps", "-p", "nolag-protocol", "-p", "nolag-broker"]);
+                let mut rustdoc = workspace::cargo([
+                    "doc",
+                    "--no-deps",
+                    "-p",
+                    "nolag-protocol",
+                    "-p",
+                    "nolag-core",
+                    "-p",
+                    "nolag-broker",
+                ]);
                 rustdoc.env("RUSTDOCFLAGS", "-D warnings");
                 process::run(rustdoc).await?;
             }

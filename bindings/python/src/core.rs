@@ -99,7 +99,7 @@ impl Core {
         let asks = token.is_none();
         let options = settings::options(token, options)?;
         let native = native(url, ca.as_deref(), proxy, headers.unwrap_or_default());
-        let native = native.map_err(|error| errors::raised(py, &error))?;
+        let native = native.map_err(|error| errors::raised(py, &error))?.within(&options);
         let queue = watcher.get().queue();
         let provider = asks.then(|| provider(Arc::clone(&queue)));
         let (default_qos, after_handler) = (options.qos, options.ack_mode == AckMode::AfterHandler);

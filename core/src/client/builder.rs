@@ -156,6 +156,7 @@ impl Builder {
                         Native::with_proxy(url, ca.as_deref(), Some(Proxy::parse(&proxy)?))?
                     }
                 };
+                native = native.within(&options);
                 for (name, value) in &headers {
                     native = native.header(name, value)?;
                 }

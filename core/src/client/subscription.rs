@@ -103,8 +103,8 @@ impl IntoFuture for Subscribe {
 /// The messages of a topic, in the order they come. It ends when the client is closed, and with an error when the broker takes
 /// the topic away or the client gives up. Dropping the last one of a topic unsubscribes.
 ///
-/// A message counts as dispatched when it is taken from the stream; in [`AckMode::AfterHandler`]
-/// when the next one is asked for, or the subscription dropped, unless [`fail`](Self::fail) was called.
+/// A message counts as dispatched when it is taken from the stream; in
+/// [`AckMode::AfterHandler`](crate::options::AckMode::AfterHandler) when the next one is asked for, or the subscription dropped, unless [`fail`](Self::fail) was called.
 pub struct Subscription {
     client: Client,
     topic: Topic,
@@ -134,7 +134,8 @@ impl Subscription {
         std::future::poll_fn(|cx| Pin::new(&mut *self).poll_next(cx)).await
     }
 
-    /// The message that was taken last could not be handled. In [`AckMode::AfterHandler`] it is not acknowledged; else nothing
+    /// The message that was taken last could not be handled. In
+    /// [`AckMode::AfterHandler`](crate::options::AckMode::AfterHandler) it is not acknowledged; else nothing
     /// comes of it.
     pub fn fail(&mut self) {
         if let Some(ticket) = self.last.take() {

@@ -69,9 +69,11 @@ impl Session {
         let impatient = |(_, deadline): &mut (RequestId, Option<Duration>)| {
             deadline.is_some_and(|deadline| deadline <= now)
         };
+        let last_error = &self.connection.last_error;
         for (waiter, _) in self.connection.waiters.extract_if(.., impatient) {
-            let error = connection_error(ConnectionCode::ConnectTimeout, "not connected in time");
-            self.fx.complete(waiter, Err(error));
+            let last = last_error.as_ref().map(|last| format!("; the last attempt: {last}"));
+            let message = format!("not connected in time{}", last.unwrap_or_default());
+            self.fx.complete(waiter, Err(connection_error(ConnectionCode::ConnectTimeout, &message)));
         }
         match self.connection.phase {
             Phase::Opening { link, until } if until <= now => {

@@ -33,8 +33,8 @@ pub(crate) use socket::WebSocket;
 pub use url::Url;
 
 use super::{Link, OpenFailure, Opening, Transport};
-use crate::Error;
 use crate::error::ConnectionCode;
+use crate::{Error, Options};
 use ahead::ReadAhead;
 use deadline::Deadline;
 
@@ -90,12 +90,18 @@ impl Native {
         self
     }
 
-    /// How long an attempt may take, 9 s unless told. Where [`Options::connect_timeout`](crate::Options::connect_timeout) is
-    /// shorter, that ends the attempt, without saying what it was waiting for.
+    /// How long an attempt may take, 9 s unless told. Where [`Options::connect_timeout`] is shorter, that ends the attempt, without
+    /// saying what it was waiting for.
     #[must_use]
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.timeout = limit;
         self
+    }
+
+    /// The same, as these options are best served: a little less than their `connect_timeout`.
+    #[must_use]
+    pub fn within(self, options: &Options) -> Self {
+        self.timeout(options.connect_timeout.mul_f64(0.9))
     }
 
     async fn link(self) -> Result<Box<dyn Link>, OpenFailure> {

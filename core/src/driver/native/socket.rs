@@ -18,7 +18,7 @@ use crate::driver::{Link, Outgoing, Received};
 use crate::error::ConnectionCode;
 
 /// How much is read at a time, in bytes; each connection holds as much. A [`ReadAhead`](super::ahead::ReadAhead) below reads more.
-const READ_BYTES: usize = 1024;
+const READ_BYTES: usize = 2 * 1024;
 /// From how much on it is written before more is taken, in bytes.
 const WRITE_BYTES: usize = 16 * 1024;
 /// The most that a frame adds to its message, in bytes.
