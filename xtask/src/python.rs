@@ -30,7 +30,7 @@ pub(crate) async fn wheel(release: bool) -> Result<PathBuf> {
     }
     let mut maturin = tools.command("maturin");
     maturin
-        .args(["build", "--quiet", "--manifest-path", "bindings/python/Cargo.toml"])
+        .args(["build", "--manifest-path", "bindings/python/Cargo.toml"])
         // It is installed on the machine that it is built on.
         .args(["--auditwheel", "skip"])
         .arg("--interpreter")
