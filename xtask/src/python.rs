@@ -42,6 +42,7 @@ pub(crate) async fn wheel(release: bool) -> Result<PathBuf> {
     if release {
         maturin.arg("--release");
     }
+    workspace::forget_package(&mut maturin);
     process::run(maturin).await.context("the Python package does not build; maturin says why above")?;
     let built = fs::read_dir(&out).with_context(|| format!("cannot read {}", out.display()))?;
     for file in built {
