@@ -30,7 +30,7 @@ pub(crate) async fn wheel(release: bool) -> Result<PathBuf> {
     }
     let mut maturin = tools.command("maturin");
     maturin
-        .args(["build", "--quiet", "--manifest-path", "bindings/python/Cargo.toml"])
+        .args(["build", "--manifest-path", "bindings/python/Cargo.toml"])
         // It is installed on the machine that it is built on.
         .args(["--auditwheel", "skip"])
         .arg("--interpreter")
@@ -42,6 +42,7 @@ pub(crate) async fn wheel(release: bool) -> Result<PathBuf> {
     if release {
         maturin.arg("--release");
     }
+    workspace::forget_package(&mut maturin);
     process::run(maturin).await.context("the Python package does not build; maturin says why above")?;
     let built = fs::read_dir(&out).with_context(|| format!("cannot read {}", out.display()))?;
     for file in built {

@@ -39,7 +39,21 @@ pub(crate) fn release_binary(name: &str) -> Result<PathBuf> {
 pub(crate) fn cargo<'a>(args: impl IntoIterator<Item = &'a str>) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(args).current_dir(root());
+    forget_package(&mut command);
     command
+}
+
+/// Takes from a command what cargo says about xtask to xtask: some build scripts look at it, and what depends on them would be
+/// compiled anew whenever a chore follows a build by hand.
+pub(crate) fn forget_package(command: &mut Command) {
+    for (name, _) in env::vars_os() {
+        if name
+            .to_str()
+            .is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_"))
+        {
+            command.env_remove(name);
+        }
+    }
 }
 
 /// Builds programs of this workspace with the development profile.

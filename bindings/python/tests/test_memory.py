@@ -4,8 +4,9 @@ import asyncio
 import sys
 
 import pytest
+from kit.broker import Broker
 from kit.scripted import Frame, Link, ScriptedBroker, agree
-from kit.scripts import Script
+from kit.scripts import Script, run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -76,6 +77,36 @@ async def main():
 asyncio.run(main())
 """
 )
+
+
+MANY = (
+    CHILD
+    + """
+async def main(closes):
+    before = threads()
+    clients = [NoLag("dev-token-alice", url=os.environ["URL"]) for _ in range(50)]
+    await asyncio.gather(*(client.connect() for client in clients))
+    assert threads() - before <= 1, "one thread serves all clients"
+    await asyncio.gather(*(client.publish(TOPIC, 1) for client in clients))
+    if closes:
+        await asyncio.gather(*(client.close() for client in clients))
+
+for closes in (True, False):
+    asyncio.run(main(closes))
+    gc.collect()
+    before = files(), threads()
+    for _ in range(5):
+        asyncio.run(main(closes))
+    gc.collect()
+    print([after - one for after, one in zip((files(), threads()), before)])
+"""
+)
+
+
+def test_many_clients_and_loops(broker: Broker) -> None:
+    """One thread serves them all, and loops that are gone leave no descriptor open (API-080)."""
+    result = run(MANY, URL=broker.url)
+    assert (result.output, result.errors, result.code) == ("[0, 0]\n[0, 0]\n", "", 0)
 
 
 async def test_a_slow_reader(scripted: ScriptedBroker) -> None:

@@ -10,7 +10,14 @@ from kit.broker import Connect
 from kit.clients import Clients
 from kit.heard import Heard, outcome, settle, until, within
 from kit.scripted import Frame, Link, ScriptedBroker, agree
-from nolag import EmitOptions, HandlerError, Message, NoLagServerError, SubscribeOptions
+from nolag import (
+    ConfigError,
+    EmitOptions,
+    HandlerError,
+    Message,
+    NoLagServerError,
+    SubscribeOptions,
+)
 
 TOPIC = "demo/general/messages"
 
@@ -482,6 +489,38 @@ class TestIterators:
                     await asyncio.sleep(0.01)
                 assert (await within(anext(subscription))).data[0] == number
             await within(publishing)
+
+    @pytest.mark.parametrize(
+        ("overflow", "kept"),
+        [("drop_oldest", list(range(92, 100))), ("drop_newest", list(range(8)))],
+    )
+    async def test_a_reader_that_may_miss(
+        self, clients: Clients, scripted: ScriptedBroker, overflow: str, kept: list[int]
+    ) -> None:
+        """It is told how many, once, and others get them all (API-077)."""
+        client, link = await clients.link(scripted)
+        told, messages = Heard(), Heard()
+        client.on("overflow", told).on(TOPIC, messages)
+        subscription = client.subscription(TOPIC, buffer=8, overflow=overflow)
+        await within(subscription.ready())
+        for episode in (1, 2):
+            for number in range(100):
+                await link.message(TOPIC, number)
+            assert [data for data, _ in await messages.many(100)] == list(range(100))
+            assert [(await within(anext(subscription))).data for _ in range(8)] == kept
+            waiting = asyncio.ensure_future(anext(subscription))
+            assert await told.next() == {"topic": TOPIC, "dropped": 92}, episode
+            await link.message(TOPIC, "caught up")
+            assert (await within(waiting)).data == "caught up"
+            await messages.next()
+        assert told.is_silent()
+        assert client.connected
+
+    async def test_an_overflow_that_does_not_exist(self, connect: Connect) -> None:
+        """It is told what there is."""
+        alice = await connect("alice")
+        with pytest.raises(ConfigError, match="drop_oldest"):
+            alice.subscription(TOPIC, overflow="explode")
 
 
 async def publish_many(client: Any, number: int) -> None:

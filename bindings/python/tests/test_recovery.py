@@ -188,6 +188,25 @@ class TestLosses:
         order = ["disconnect", "reconnecting", "connect", "gap", "ready", "reconnect"]
         assert events == order
 
+    async def test_publishing_when_back(self, clients: Clients, scripted: ScriptedBroker) -> None:
+        """In a handler of `reconnect` a publish goes out behind what was queued (API-024)."""
+        client, link = await clients.link(scripted)
+        done = Heard()
+
+        async def publish() -> None:
+            done((await client.publish(TOPIC, "in the handler")).outcome)
+
+        client.on("reconnect", publish)
+        await scripted.shut()
+        await link.closed.wait()
+        await until(lambda: not client.connected)
+        await client.emit(TOPIC, "queued")
+        await scripted.open()
+        assert await done.next() == "accepted"
+        second = await scripted.link()
+        sent = [frame["data"] for frame in second.received("publish")]
+        assert sent == ["queued", "in the handler"]
+
     async def test_what_ready_tells(self, clients: Clients, scripted: ScriptedBroker) -> None:
         """Which subscriptions are back, and which one is refused, once (API-033)."""
         client, first = await clients.link(scripted)
