@@ -43,6 +43,18 @@ impl Peer {
         self.0.send(Message::binary(frame.into().to_vec())).await.unwrap();
     }
 
+    /// Lets a client in, and grants its one subscription.
+    async fn welcome(&mut self) {
+        for _ in 0..2 {
+            let bytes = self.read().await.unwrap();
+            match ClientFrame::decode(&bytes).unwrap() {
+                ClientFrame::Auth(_) => self.send(accepted()).await,
+                ClientFrame::Subscribe(frame) => self.send(subscribed(frame.topic)).await,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
     /// Answers what is asked until `count` publishes were seen; returns them.
     async fn serve(&mut self, count: usize) -> Vec<u64> {
         let mut seen = Vec::new();
@@ -121,14 +133,7 @@ async fn acknowledged_when_taken() {
         }
     });
     let mut peer = Peer::accept(&mut queue).await;
-    for _ in 0..2 {
-        let bytes = peer.read().await.unwrap();
-        match ClientFrame::decode(&bytes).unwrap() {
-            ClientFrame::Auth(_) => peer.send(accepted()).await,
-            ClientFrame::Subscribe(frame) => peer.send(subscribed(frame.topic)).await,
-            other => panic!("{other:?}"),
-        }
-    }
+    peer.welcome().await;
     let mut messages = subscribing.await.unwrap();
     for id in ["m-1", "m-2", "m-3"] {
         peer.send(message("t", Some(id), &number(1))).await;
@@ -156,14 +161,7 @@ async fn a_slow_reader_that_drops() {
             }
         });
         let mut peer = Peer::accept(&mut queue).await;
-        for _ in 0..2 {
-            let bytes = peer.read().await.unwrap();
-            match ClientFrame::decode(&bytes).unwrap() {
-                ClientFrame::Auth(_) => peer.send(accepted()).await,
-                ClientFrame::Subscribe(frame) => peer.send(subscribed(frame.topic)).await,
-                other => panic!("{other:?}"),
-            }
-        }
+        peer.welcome().await;
         let mut messages = subscribing.await.unwrap();
         let mut events = client.events();
         for n in 0..50 {

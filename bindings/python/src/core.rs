@@ -7,21 +7,20 @@ use std::time::SystemTime;
 
 use bytes::Bytes;
 use nolag_core::Error;
-use nolag_core::driver::native::{Native, Proxy, Url};
-use nolag_core::driver::{Handle, TokenProvider, drive};
+use nolag_core::driver::{Handle, drive};
 use nolag_core::event::{self, Event};
 use nolag_core::options::{AckMode, PublishOptions, Qos, Secret, SubscribeOptions};
-use nolag_core::session::{Call, FilterChange, Hint, Reply, RequestId, Token, TokenFailure, TokenReason};
+use nolag_core::session::{Call, FilterChange, Hint, Reply, RequestId, TokenReason};
 use pyo3::PyTraverseError;
 use pyo3::exceptions::PyOSError;
 use pyo3::gc::PyVisit;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyWeakrefReference};
-use tokio::sync::oneshot;
 
 use crate::dispatch::{Dispatch, failed};
 use crate::queue::{Item, Queue, Sender};
+use crate::reach::{TokenAnswer, native, provider};
 use crate::receipt::{Completion, Receipt};
 use crate::watcher::Watcher;
 use crate::{errors, events, runtime, settings, value};
@@ -522,7 +521,7 @@ impl Core {
                     TokenReason::Rejected => "rejected",
                 };
                 let last = request.last_error.map(|error| errors::exception(py, &error)).transpose()?;
-                let answer = Bound::new(py, TokenAnswer(Mutex::new(Some(reply))))?;
+                let answer = Bound::new(py, TokenAnswer::new(reply))?;
                 owner.call_method1(intern!(py, "_fetch_token"), (reason, request.attempt, last, answer))?;
             }
         }
@@ -581,68 +580,6 @@ fn published(
         owner.call_method1(intern!(py, "_failed"), (error,))?;
     }
     Ok(is_awaited)
-}
-
-/// Takes a token for a session that waits for one.
-#[pyclass(frozen, module = "nolag._native")]
-pub(crate) struct TokenAnswer(Mutex<Option<oneshot::Sender<Result<Token, TokenFailure>>>>);
-
-#[pymethods]
-impl TokenAnswer {
-    /// The token; `expires_in` in seconds where that is known.
-    #[pyo3(signature = (token, expires_in=None))]
-    fn give(&self, token: String, expires_in: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let expires_in = expires_in.map(settings::seconds).transpose()?;
-        self.send(Ok(Token { secret: Secret::new(token), expires_in }));
-        Ok(())
-    }
-
-    /// There is none.
-    fn fail(&self, message: String, fatal: bool) {
-        self.send(Err(TokenFailure { message, fatal }));
-    }
-}
-
-impl TokenAnswer {
-    fn send(&self, token: Result<Token, TokenFailure>) {
-        if let Some(reply) = lock(&self.0).take() {
-            let _ = reply.send(token); // the session may have given up
-        }
-    }
-}
-
-/// A transport; `proxy` is a URL, `False` for none, or absent for the environment's.
-fn native(
-    url: &str,
-    ca: Option<&[u8]>,
-    proxy: Option<&Bound<'_, PyAny>>,
-    headers: Vec<(String, String)>,
-) -> Result<Native, Error> {
-    let url = Url::parse(url)?;
-    let mut native = match proxy {
-        None => Native::new(url, ca)?,
-        Some(choice) => match choice.extract::<String>() {
-            Ok(proxy) => Native::with_proxy(url, ca, Some(Proxy::parse(&proxy)?))?,
-            Err(_) => Native::with_proxy(url, ca, None)?,
-        },
-    };
-    for (name, value) in headers {
-        native = native.header(&name, &value)?;
-    }
-    Ok(native)
-}
-
-/// Asks the owner, on its event loop.
-fn provider(queue: Arc<Queue>) -> TokenProvider {
-    Arc::new(move |request| {
-        let (reply, token) = oneshot::channel();
-        queue.push(Item::Token(request, reply));
-        Box::pin(async move {
-            let gone =
-                || TokenFailure { message: "the token provider gave no token".to_owned(), fatal: false };
-            token.await.unwrap_or_else(|_| Err(gone()))
-        })
-    })
 }
 
 /// Checks the name of an app, a room, a lobby or a topic's last level.

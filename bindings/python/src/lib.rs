@@ -1,7 +1,7 @@
 //! The native half of the Python package `nolag`; the classes that users see are Python and stand on this.
 //!
 //! - `core`: one client; `dispatch`: messages to its handlers; `watcher`: what an event loop watches; `queue`: the hop between them and the I/O thread of `runtime`
-//! - `value`: payloads; `events`, `errors` and `settings`: everything else that crosses
+//! - `reach`: the transport and the tokens; `value`: payloads; `events`, `errors` and `settings`: everything else that crosses
 //! - `meta` and `receipt`: the two classes that are made once per message, and so are native
 
 mod core;
@@ -10,6 +10,7 @@ mod errors;
 mod events;
 mod meta;
 mod queue;
+mod reach;
 mod receipt;
 mod runtime;
 mod settings;
@@ -24,9 +25,11 @@ mod _native {
     #[pymodule_export]
     use crate::core::Core;
     #[pymodule_export]
-    use crate::core::{TokenAnswer, check_name, check_payload};
+    use crate::core::{check_name, check_payload};
     #[pymodule_export]
     use crate::meta::MessageMeta;
+    #[pymodule_export]
+    use crate::reach::TokenAnswer;
     #[pymodule_export]
     use crate::receipt::Receipt;
     #[pymodule_export]
