@@ -170,7 +170,7 @@ async fn python() -> Result<()> {
     let mut own = ours.command("mypy");
     own.env("MYPYPATH", "bindings/python/python");
     step(own, &["-p", "nolag"]).await?;
-    step(ours.command("mypy"), &["bindings/python/tests", "examples"]).await?;
+    step(ours.command("mypy"), &["bindings/python/tests", "examples", "bench/python"]).await?;
     step(ours.command("pyright"), &[]).await?;
     // Elsewhere, because in the repository it would find the sources.
     let mut completeness = ours.command("pyright");
