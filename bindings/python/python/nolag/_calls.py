@@ -119,7 +119,7 @@ class Calls(Mirror):
             settings,
             ca=_settings.ca(options.tls),
             proxy=options.proxy,
-            headers=list(options.headers.items()) if options.headers else None,
+            headers=_settings.headers(options.headers),
             debug=options.debug,
         )
         core.enter()

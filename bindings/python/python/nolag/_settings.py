@@ -88,6 +88,8 @@ def native(options: NoLagOptions) -> dict[str, Any]:
                 settings[f"{name}.{part}"] = value
     if options.reconnect_interval is not None:
         settings["backoff.base"] = options.reconnect_interval
+        if options.backoff == BackoffOptions():  # a fixed interval, unless a factor is given
+            settings["backoff.factor"] = 1.0
     return settings
 
 
@@ -97,6 +99,16 @@ def ca(given: Any) -> bytes | None:
         return None
     certificates = make(TlsOptions, given, "tls").ca
     return certificates.encode() if isinstance(certificates, str) else certificates
+
+
+def headers(given: Any) -> list[tuple[str, str]] | None:
+    """Give the headers of the request for the WebSocket."""
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        message = f"headers: a mapping of names to values is expected, not {type(given).__name__}"
+        raise ConfigError(message)
+    return [(str(name), str(value)) for name, value in given.items()]
 
 
 def subscribe(given: SubscribeOptions | Mapping[str, Any] | None) -> dict[str, Any]:

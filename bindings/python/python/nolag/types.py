@@ -154,7 +154,7 @@ class NoLagOptions:
     #: Where the broker is; the environment's `NOLAG_URL` where absent.
     url: str | None = None
     reconnect: bool = True
-    #: The first wait between attempts (`backoff.base`).
+    #: The wait between attempts, instead of `backoff`; with one, that begins with this wait.
     reconnect_interval: float | None = None
     #: How many attempts in a row may fail; 0 for any number.
     max_reconnect_attempts: int = 0
