@@ -124,7 +124,7 @@ class Calls(Mirror):
         )
         core.enter()
         if self._options.debug:
-            _settings.log_to_console()
+            _settings.log_to_console(self._logger)
         self._core, self._loop = core, loop
         self._max_open_calls = settings["offline_queue.max_messages"]
         self._acks_after_handler = settings["ack_mode"] in ("after_handler", "afterHandler")

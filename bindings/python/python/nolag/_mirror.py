@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nolag._registry import Registry
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
 
     from nolag.errors import NoLagError
     from nolag.subscription import Subscription
-
-logger = logging.getLogger("nolag")
 
 #: The broker took a topic away.
 _ACCESS_REVOKED = 42941
@@ -42,7 +39,7 @@ class Mirror(Registry):
 
     def __init__(self, options: NoLagOptions) -> None:
         """Begin without a connection."""
-        super().__init__()
+        super().__init__(options.logger)
         self._options = options
         self._state = "idle"
         self._was_connected = False
@@ -163,17 +160,17 @@ class Mirror(Registry):
             method(self, payload)
 
     def _log_frame(self, sent: bool, kind: str, size: int) -> None:
-        logger.debug("%s %s, %d bytes", "→" if sent else "←", kind, size)
+        self._logger.debug("%s %s, %d bytes", "→" if sent else "←", kind, size)
 
     def _on_warning(self, text: str) -> None:
-        logger.warning("%s", text)
+        self._logger.warning("%s", text)
 
     def _on_connecting(self, _payload: None) -> None:
         self._fire("connecting")
 
     def _on_reconnecting(self, payload: tuple[int, float, str]) -> None:
         attempt, delay, reason = payload
-        logger.debug("reconnecting in %.3f s, attempt %d: %s", delay, attempt, reason)
+        self._logger.debug("reconnecting in %.3f s, attempt %d: %s", delay, attempt, reason)
         self._fire("reconnecting", attempt)
 
     def _on_reconnect(self, _payload: None) -> None:
@@ -196,7 +193,7 @@ class Mirror(Registry):
 
     def _on_state(self, payload: tuple[str, str, str, int | None]) -> None:
         before, now, reason, close_code = payload
-        logger.debug("%s → %s (%s)", before, now, reason)
+        self._logger.debug("%s → %s (%s)", before, now, reason)
         self._state = now
         if now != "connected":
             self._room_made()

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from nolag._handlers import Handler
     from nolag._native import MessageMeta
 
-logger = logging.getLogger("nolag")
-
 _H = TypeVar("_H", bound="Handler")
 
 
@@ -31,13 +29,15 @@ class Registry:
         "_any_handlers",
         "_event_handlers",
         "_handler_errors",
+        "_logger",
         "_loop",
         "_message_handlers",
         "_tasks",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, logger: logging.Logger | None) -> None:
         """Begin with none."""
+        self._logger = logger or logging.getLogger("nolag")
         self._loop: asyncio.AbstractEventLoop | None = None
         # Read and replaced by the published package `nolag-signal`.
         self._event_handlers: dict[str, Any] = {}
@@ -105,13 +105,13 @@ class Registry:
         """Call the handlers of an event, as they are now."""
         handlers = self._event_handlers.get(event)
         if event == "error" and not handlers:
-            logger.warning("%s", args[0])
+            self._logger.warning("%s", args[0])
         for handler in tuple(handlers) if handlers else ():
             try:
                 result = handler(*args)
             except Exception as failure:
                 if event == "error":
-                    logger.exception("a handler of error events failed")
+                    self._logger.exception("a handler of error events failed")
                 else:
                     self._handler_failed(failure, None, None)
             else:
@@ -125,7 +125,7 @@ class Registry:
         error = HandlerError(f"a handler failed: {failure!r}")
         error.topic, error.msg_id = topic, msg_id
         error.__cause__ = failure
-        logger.debug("a handler failed", exc_info=failure)
+        self._logger.debug("a handler failed", exc_info=failure)
         self._fire("error", error)
 
     def _spawn(self, result: Any, meta: MessageMeta | None = None) -> None:

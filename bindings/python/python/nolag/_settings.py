@@ -146,9 +146,8 @@ def takes_request(provider: Callable[..., Any]) -> bool:
     return True
 
 
-def log_to_console() -> None:
+def log_to_console(logger: logging.Logger) -> None:
     """Show what the client logs."""
-    logger = logging.getLogger("nolag")
     logger.setLevel(logging.DEBUG)
-    if not logger.handlers and not logging.getLogger().handlers:
+    if not logger.hasHandlers():
         logger.addHandler(logging.StreamHandler())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging  # noqa: TC003 — annotations are read at run time, too
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
@@ -162,7 +163,7 @@ class NoLagOptions:
     heartbeat_interval: float = 30.0
     #: Has no meaning outside browsers.
     disconnect_on_hidden: bool = False
-    #: Logs to the console what happens, without payloads and tokens.
+    #: Logs what happens, without payloads and tokens; to the console, if nobody takes the logs.
     debug: bool = False
     #: The default of subscribe and publish.
     qos: QoS | int = QoS.AT_LEAST_ONCE
@@ -207,6 +208,8 @@ class NoLagOptions:
     tls: TlsOptions | Mapping[str, Any] | None = None
     #: An HTTP proxy's URL, or False for none; the environment's (`HTTPS_PROXY`) where absent.
     proxy: str | bool | None = None
+    #: Where the client logs to; the logger "nolag" where absent.
+    logger: logging.Logger | None = None
     #: Sent with the request for the WebSocket.
     headers: Mapping[str, str] | None = None
 
