@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 TOPIC = "demo/general/messages"
 
 CHILD = """
-import asyncio, gc, os
+import asyncio, gc, os, time
 from nolag import NoLag
 
 TOPIC = "demo/general/messages"
@@ -91,14 +91,22 @@ async def main(closes):
     if closes:
         await asyncio.gather(*(client.close() for client in clients))
 
+def settled(fine):
+    # Sockets are closed beside the program.
+    gc.collect()
+    for _ in range(2000):
+        if files() <= fine:
+            break
+        time.sleep(0.01)
+    return files(), threads()
+
 for closes in (True, False):
     asyncio.run(main(closes))
-    gc.collect()
-    before = files(), threads()
+    # Fewer than there were clients; what the thread itself needs stays.
+    before = settled(30)
     for _ in range(5):
         asyncio.run(main(closes))
-    gc.collect()
-    print([after - one for after, one in zip((files(), threads()), before)])
+    print([after <= one for after, one in zip(settled(before[0]), before)])
 """
 )
 
@@ -106,7 +114,7 @@ for closes in (True, False):
 def test_many_clients_and_loops(broker: Broker) -> None:
     """One thread serves them all, and loops that are gone leave no descriptor open (API-080)."""
     result = run(MANY, URL=broker.url)
-    assert (result.output, result.errors, result.code) == ("[0, 0]\n[0, 0]\n", "", 0)
+    assert (result.output, result.errors, result.code) == ("[True, True]\n" * 2, "", 0)
 
 
 async def test_a_slow_reader(scripted: ScriptedBroker) -> None:
