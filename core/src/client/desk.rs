@@ -157,20 +157,24 @@ impl Desk {
     /// A reader reads no more; tells whether the topic has lost its last one by that.
     pub(super) fn leave(&self, topic: &Topic, number: RequestId) -> bool {
         let mut readers = lock(&self.readers);
-        readers.ended.remove(&number);
-        let Some(of_topic) = readers.of_topic.get_mut(topic) else { return false };
-        let Some(index) = of_topic.iter().position(|reader| reader.number == number) else { return false };
-        let reader = of_topic.remove(index);
-        let was_last = of_topic.is_empty();
-        if was_last {
-            readers.of_topic.remove(topic);
+        let (mut left, _) = readers.ended.remove(&number).unwrap_or_default();
+        let mut was_last = false;
+        if let Some(of_topic) = readers.of_topic.get_mut(topic)
+            && let Some(index) = of_topic.iter().position(|reader| reader.number == number)
+        {
+            let reader = of_topic.remove(index);
+            if reader.full {
+                self.full.fetch_sub(1, Ordering::Release);
+            }
+            left = reader.queue;
+            was_last = of_topic.is_empty();
+            if was_last {
+                readers.of_topic.remove(topic);
+            }
         }
         drop(readers);
-        if reader.full {
-            self.full.fetch_sub(1, Ordering::Release);
-        }
-        for (_, ticket) in &reader.queue {
-            self.finish(ticket, true);
+        for (_, ticket) in &left {
+            self.finish(ticket, true); // else the session would wait for them
         }
         was_last
     }
