@@ -386,6 +386,23 @@ class TestIterators:
         await settle(bob)
         assert messages.is_silent()
 
+    async def test_what_was_not_taken(self, connect: Connect) -> None:
+        """What ended iterators had not taken keeps no places: the client reads on."""
+        alice, bob = await connect("alice"), await connect("bob", receive_buffer=20)
+        for _ in range(4):
+            subscription = bob.subscription(TOPIC)
+            await within(subscription.ready())
+            for number in range(10):
+                await alice.publish(TOPIC, number)
+            await settle(bob)
+            await bob.unsubscribe(TOPIC)
+        messages = Heard()
+        await bob.subscribe(TOPIC, messages)
+        for number in range(30):
+            await alice.publish(TOPIC, number)
+            data, _ = await messages.next()
+            assert data == number
+
     async def test_before_the_connection(self, clients: Clients, scripted: ScriptedBroker) -> None:
         """It is wanted then, and made when there is one (Appendix B)."""
         client = clients.make(scripted.url)

@@ -293,9 +293,10 @@ class NoLag(Calls):
     async def unsubscribe(self, topic: str, callback: AckCallback | None = None) -> None:
         """Unsubscribe. Handlers of the topic stay; iterators of it end."""
         self._subscribed.discard(topic)
-        for reader in self._readers_of(topic):
-            reader._end(None)
+        readers = self._readers_of(topic)
         self._readers.pop(topic, None)
+        for reader in readers:
+            reader._leave()
         await self._ask(lambda core, waiter: core.unsubscribe(waiter, topic), callback)
 
     async def set_filters(

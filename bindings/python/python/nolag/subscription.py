@@ -196,13 +196,26 @@ class Subscription:
     def _end(self, error: NoLagError | None) -> None:
         """There will be no more messages.
 
-        Without an error, what waits is not handed over either.
+        Without an error the client is closed, and what waits is not handed over either.
         """
         if error is None:
             self._ended = True
             self._waiting.clear()
         elif self._error is None:
             self._error = error
+        self._release()
+
+    def _leave(self) -> asyncio.Future[None] | None:
+        """Nobody iterates any more."""
+        self._done_with_current()
+        self._ended = True
+        while self._waiting:
+            self._waiting.popleft()[1].done()
+        self._release()
+        return self._client._reader_leaves(self)
+
+    def _release(self) -> None:
+        """Let go on who waits for this iterator, or in it."""
         if self._is_full:
             self._is_full = False
             self._client._reader_has_room()
@@ -218,14 +231,3 @@ class Subscription:
         if self._current is not None:
             ticket, self._current = self._current, None
             ticket.done()
-
-    def _leave(self) -> asyncio.Future[None] | None:
-        self._done_with_current()
-        self._ended = True
-        while self._waiting:
-            self._waiting.popleft()[1].done()
-        if self._is_full:
-            self._is_full = False
-            self._client._reader_has_room()
-        self._wake()
-        return self._client._reader_leaves(self)
