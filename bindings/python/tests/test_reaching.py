@@ -120,9 +120,7 @@ async def test_headers(clients: Clients, scripted: ScriptedBroker) -> None:
     assert scripted.headers["User-Agent"] == "crane/1"
 
 
-@pytest.mark.parametrize(
-    "headers", [{"X Tenant": "dock"}, {"X-Tenant": "a\r\nb"}, {"X-Tenant": 7}, "X: y"], ids=str
-)
+@pytest.mark.parametrize("headers", [{"X Tenant": "dock"}, {"X-Tenant": "a\r\nb"}, "X: y"], ids=str)
 async def test_headers_that_cannot_be(clients: Clients, headers: Any) -> None:
     """They are refused before anything is sent."""
     with pytest.raises(ConfigError):

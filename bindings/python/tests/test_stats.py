@@ -104,6 +104,20 @@ async def test_silence_by_default(connect: Connect, caplog: pytest.LogCaptureFix
     assert not [record for record in caplog.records if record.name.startswith("nolag")]
 
 
+async def test_a_logger_of_one_s_own(
+    clients: Clients, scripted: ScriptedBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It gets all, and the package's own nothing."""
+    logger = logging.getLogger("test.of.mine")
+    caplog.set_level(logging.DEBUG, logger="test.of.mine")
+    caplog.set_level(logging.DEBUG, logger="nolag")
+    client, _ = await clients.link(scripted, logger=logger)
+    await client.publish(TOPIC, 1)
+    client.disconnect()
+    names = {record.name for record in caplog.records if "websockets" not in record.name}
+    assert names == {"test.of.mine"}
+
+
 def test_debug_shows_on_the_console(tmp_path: Path) -> None:
     """`debug=True` needs no set-up of logging; a program that has one keeps it (API-096)."""
     program = """
