@@ -196,19 +196,24 @@ impl Report {
     /// A bar for each figure that has a goal, as long as the share of the goal that it reaches.
     fn picture(&self) -> String {
         const ROW: usize = 30;
-        const LEFT: usize = 370;
+        /// About what a letter takes.
+        const LETTER: f64 = 6.6;
         /// The length of a bar that just reaches its goal, and of the longest that is drawn.
         const GOAL: f64 = 200.0;
         const LONGEST: f64 = 400.0;
         let rows: Vec<_> = self.figures.iter().filter_map(|figure| Some((figure, figure.reach()?))).collect();
+        let label = |figure: &Figure| format!("{}: {}", figure.work, figure.name);
+        let longest = rows.iter().map(|(figure, _)| label(figure).chars().count()).max().unwrap_or(0);
+        let left = (10.0 + LETTER * longest as f64).max(370.0).round();
+        let width = left + LONGEST + 230.0;
         let height = ROW * rows.len() + 70;
         let mut svg = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"1000\" height=\"{height}\" font-family=\"sans-serif\" font-size=\"13\">\n\
-             <rect width=\"1000\" height=\"{height}\" fill=\"white\"/>\n\
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" font-family=\"sans-serif\" font-size=\"13\">\n\
+             <rect width=\"{width}\" height=\"{height}\" fill=\"white\"/>\n\
              <text x=\"10\" y=\"22\" font-weight=\"bold\">{subject}: how much of each goal is reached (longer is better, cut at twice the goal)</text>\n",
             subject = self.subject,
         );
-        let goal = LEFT as f64 + GOAL;
+        let goal = left + GOAL;
         let _ = writeln!(
             svg,
             "<text x=\"{goal}\" y=\"48\" text-anchor=\"middle\">goal</text>\
@@ -219,16 +224,16 @@ impl Report {
             let top = 60 + ROW * place;
             let length = (reach * GOAL).min(LONGEST);
             let colour = if *reach >= 1.0 { "#2a9d5c" } else { "#d98324" };
-            let name = escape(&format!("{}: {}", figure.work, figure.name));
+            let name = escape(&label(figure));
             let [_, median, _, goal, ..] = row(figure);
             // White around the letters keeps them readable on the line that marks the goal.
             let _ = writeln!(
                 svg,
                 "<text x=\"10\" y=\"{text}\">{name}</text>\
-                 <rect x=\"{LEFT}\" y=\"{top}\" width=\"{length:.1}\" height=\"20\" fill=\"{colour}\"/>\
+                 <rect x=\"{left}\" y=\"{top}\" width=\"{length:.1}\" height=\"20\" fill=\"{colour}\"/>\
                  <text x=\"{right:.1}\" y=\"{text}\" stroke=\"white\" stroke-width=\"4\" paint-order=\"stroke\">{value}</text>",
                 text = top + 15,
-                right = LEFT as f64 + length + 6.0,
+                right = left + length + 6.0,
                 value = escape(&format!("{median} (goal {goal})")),
             );
         }
