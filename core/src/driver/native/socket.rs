@@ -61,8 +61,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WebSocket<S> {
                 self.unflushed = 0;
                 Poll::Ready(Ok(()))
             }
-            Err(fault) => Poll::Ready(Err(fault.to_string())),
+            Err(fault) => Poll::Ready(Err(reason(&fault))),
         }
+    }
+}
+
+/// Why a connection ended, for people: without the system's number.
+fn reason(fault: &Error) -> String {
+    match fault {
+        Error::Io(fault) if fault.raw_os_error().is_some() => fault.kind().to_string(),
+        _ => fault.to_string(),
     }
 }
 
@@ -84,13 +92,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Link for WebSocket<S> {
                     Received::Closed { code: None, reason: "connection lost".to_owned() }
                 }
                 // A connection that ends without a close is no fault of the protocol.
-                Err(fault @ Error::Protocol(ProtocolError::ResetWithoutClosingHandshake)) => {
-                    Received::Closed { code: None, reason: fault.to_string() }
+                Err(Error::Protocol(ProtocolError::ResetWithoutClosingHandshake)) => {
+                    Received::Closed { code: None, reason: "connection lost".to_owned() }
                 }
                 Err(fault @ (Error::Protocol(_) | Error::Capacity(_) | Error::Utf8(_))) => {
                     Received::Failed { code: ConnectionCode::ProtocolError, message: fault.to_string() }
                 }
-                Err(fault) => Received::Closed { code: None, reason: fault.to_string() },
+                Err(fault) => Received::Closed { code: None, reason: reason(&fault) },
             });
         }
     }
@@ -109,7 +117,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Link for WebSocket<S> {
         self.unflushed += message.len() + FRAMING;
         // A close is flushed at once, which has to wait for a flush that can.
         match self.context.write(&mut Later, message) {
-            Err(fault) if !is_pending(&fault) => Err(fault.to_string()),
+            Err(fault) if !is_pending(&fault) => Err(reason(&fault)),
             _ => Ok(()),
         }
     }
