@@ -88,13 +88,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Link for WebSocket<S> {
                 Ok(Message::Close(None)) => Received::Closed { code: Some(1005), reason: String::new() },
                 Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_)) => continue,
                 Err(fault) if is_pending(&fault) => return Poll::Pending,
-                Err(Error::ConnectionClosed | Error::AlreadyClosed) => {
-                    Received::Closed { code: None, reason: "connection lost".to_owned() }
-                }
                 // A connection that ends without a close is no fault of the protocol.
-                Err(Error::Protocol(ProtocolError::ResetWithoutClosingHandshake)) => {
-                    Received::Closed { code: None, reason: "connection lost".to_owned() }
-                }
+                Err(
+                    Error::ConnectionClosed
+                    | Error::AlreadyClosed
+                    | Error::Protocol(ProtocolError::ResetWithoutClosingHandshake),
+                ) => Received::Closed { code: None, reason: "connection lost".to_owned() },
                 Err(fault @ (Error::Protocol(_) | Error::Capacity(_) | Error::Utf8(_))) => {
                     Received::Failed { code: ConnectionCode::ProtocolError, message: fault.to_string() }
                 }
