@@ -4,6 +4,7 @@
 //! acknowledgement leave, so that none does before the application had the message.
 
 use std::collections::VecDeque;
+use std::hash::{DefaultHasher, Hash, Hasher as _};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,20 +35,36 @@ enum Progress {
     Done,
 }
 
-/// A message's id, kept once however many need it.
+/// A message's id, as acknowledgements carry it.
 type MsgId = Arc<str>;
+
+/// What an id is known by: two hashes of it. Ids that are not the same meet once in 2^128, and ten thousand of these stay in a
+/// processor's cache, where the texts would not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Mark(u64, u64);
+
+impl Mark {
+    fn of(msg_id: &str) -> Self {
+        let hash = |salt: u8| {
+            let mut hasher = DefaultHasher::new();
+            (salt, msg_id).hash(&mut hasher);
+            hasher.finish()
+        };
+        Self(hash(0), hash(1))
+    }
+}
 
 /// The ids of one topic that are known.
 struct Window {
     /// Tells this window from an earlier one of the same topic.
     number: u64,
-    ids: HashMap<MsgId, Progress>,
+    ids: HashMap<Mark, Progress>,
 }
 
 struct HandedOut {
     delivery: u64,
     topic: Topic,
-    msg_id: Option<MsgId>,
+    msg_id: Option<(Mark, MsgId)>,
     requires_ack: bool,
 }
 
@@ -64,7 +81,7 @@ pub enum Dispatched {
 pub(super) struct Inbox {
     windows: HashMap<Topic, Window>,
     /// Ids in the order they came, with the number of their window: the oldest go first.
-    order: VecDeque<(Duration, Topic, u64, MsgId)>,
+    order: VecDeque<(Duration, Topic, u64, Mark)>,
     handed_out: VecDeque<HandedOut>,
     next: u64,
     acks: Vec<MsgId>,
@@ -89,11 +106,11 @@ impl Inbox {
             return;
         };
         let requires_ack = frame.requires_ack == Some(true) && frame.msg_id.is_some();
-        let msg_id: Option<MsgId> = frame.msg_id.map(Into::into);
-        if let Some(msg_id) = msg_id.as_ref().filter(|_| options.dedupe.enabled) {
-            match self.seen(fx.now, options, &topic, msg_id) {
+        let msg_id: Option<(Mark, MsgId)> = frame.msg_id.map(|msg_id| (Mark::of(msg_id), msg_id.into()));
+        if let Some((mark, msg_id)) = msg_id.as_ref().filter(|_| options.dedupe.enabled) {
+            match self.seen(fx.now, options, &topic, *mark) {
                 None | Some(Progress::Failed | Progress::Unacknowledged) => {
-                    self.remember(fx.now, options, &topic, msg_id);
+                    self.remember(fx.now, options, &topic, *mark);
                 }
                 Some(Progress::Running) => {
                     self.duplicates += 1;
@@ -158,14 +175,14 @@ impl Inbox {
     }
 
     fn finished(&mut self, fx: &mut Effects, options: &Options, message: HandedOut, succeeded: bool) {
-        let Some(msg_id) = message.msg_id else { return };
+        let Some((mark, msg_id)) = message.msg_id else { return };
         // A failing handler withholds the acknowledgement in one mode only (point 5 of the decided ones).
         let progress = match options.ack_mode {
             AckMode::AfterHandler if !succeeded => Progress::Failed,
             AckMode::Manual if message.requires_ack => Progress::Unacknowledged,
             AckMode::Auto | AckMode::AfterHandler | AckMode::Manual => Progress::Done,
         };
-        if let Some(known) = self.windows.get_mut(&message.topic).and_then(|w| w.ids.get_mut(&*msg_id))
+        if let Some(known) = self.windows.get_mut(&message.topic).and_then(|w| w.ids.get_mut(&mark))
             && *known == Progress::Running
         {
             *known = progress;
@@ -178,8 +195,9 @@ impl Inbox {
     /// The application acknowledges by itself (8.4).
     pub(super) fn ack(&mut self, fx: &mut Effects, options: &Options, ids: Vec<String>) {
         for id in ids {
+            let mark = Mark::of(&id);
             for window in self.windows.values_mut() {
-                if let Some(progress) = window.ids.get_mut(id.as_str()) {
+                if let Some(progress) = window.ids.get_mut(&mark) {
                     *progress = Progress::Done;
                 }
             }
@@ -237,11 +255,11 @@ impl Inbox {
     pub(super) fn closed(&mut self) {
         self.send_at = None;
         for message in self.handed_out.drain(..) {
-            if let Some(msg_id) = message.msg_id
+            if let Some((mark, _)) = message.msg_id
                 && let Some(window) = self.windows.get_mut(&message.topic)
-                && window.ids.get(&*msg_id) == Some(&Progress::Running)
+                && window.ids.get(&mark) == Some(&Progress::Running)
             {
-                window.ids.remove(&*msg_id);
+                window.ids.remove(&mark);
             }
         }
     }
@@ -275,19 +293,19 @@ impl Inbox {
         self.order.len()
     }
 
-    fn seen(&mut self, now: Duration, options: &Options, topic: &Topic, msg_id: &str) -> Option<Progress> {
+    fn seen(&mut self, now: Duration, options: &Options, topic: &Topic, mark: Mark) -> Option<Progress> {
         while self.order.front().is_some_and(|(at, ..)| *at + options.dedupe.window <= now) {
             self.drop_oldest();
         }
-        self.windows.get(topic).and_then(|window| window.ids.get(msg_id)).copied()
+        self.windows.get(topic).and_then(|window| window.ids.get(&mark)).copied()
     }
 
-    fn remember(&mut self, now: Duration, options: &Options, topic: &Topic, msg_id: &MsgId) {
+    fn remember(&mut self, now: Duration, options: &Options, topic: &Topic, mark: Mark) {
         let next = self.next;
         let window =
             self.windows.entry(topic.clone()).or_insert_with(|| Window { number: next, ids: HashMap::new() });
-        if window.ids.insert(msg_id.clone(), Progress::Running).is_none() {
-            self.order.push_back((now, topic.clone(), window.number, msg_id.clone()));
+        if window.ids.insert(mark, Progress::Running).is_none() {
+            self.order.push_back((now, topic.clone(), window.number, mark));
             while self.order.len() > options.dedupe.max_ids.max(1) {
                 self.drop_oldest();
             }
@@ -295,11 +313,11 @@ impl Inbox {
     }
 
     fn drop_oldest(&mut self) {
-        let Some((_, topic, number, msg_id)) = self.order.pop_front() else { return };
+        let Some((_, topic, number, mark)) = self.order.pop_front() else { return };
         if let Some(window) = self.windows.get_mut(&topic)
             && window.number == number
         {
-            window.ids.remove(&msg_id);
+            window.ids.remove(&mark);
             if window.ids.is_empty() {
                 self.windows.remove(&topic);
             }
