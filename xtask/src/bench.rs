@@ -17,7 +17,7 @@ pub(crate) enum Bench {
         #[command(flatten)]
         run: Run,
     },
-    /// The clients: the published Python client beside ours, the Rust client beside a bare loop; about seven minutes
+    /// The clients: the published Python client beside ours, the Rust client beside a bare loop; about five minutes
     Clients {
         /// What to measure; everything if nothing is named
         #[arg(value_parser = ["stand-in", "rust", "receive", "emit", "echo", "import", "memory", "broker"])]
@@ -38,7 +38,7 @@ pub(crate) enum Bench {
 
 #[derive(clap::Args)]
 pub(crate) struct Run {
-    /// Fewer and shorter rounds, fewer connections; a quarter of the time
+    /// Fewer and shorter rounds, fewer connections; less than half of the time
     #[arg(long)]
     quick: bool,
     /// Where to write the figures [default: target/bench/<what>.json]; the picture lies beside it as .svg
