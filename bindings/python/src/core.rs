@@ -203,39 +203,26 @@ impl Core {
         self.ask(py, waiter, Call::Unsubscribe { topic })
     }
 
-    fn set_filters(
+    /// Changes filters: `"set"`, `"add"` or `"remove"`.
+    fn change_filters(
         &self,
         py: Python<'_>,
         waiter: Py<PyAny>,
         topic: String,
+        change: &str,
         filters: &Bound<'_, PyAny>,
     ) -> PyResult<u64> {
-        let change = FilterChange::Set(
-            settings::given("filters", Some(filters), settings::filters)?.unwrap_or_default(),
-        );
+        let texts =
+            || settings::given("filters", Some(filters), settings::texts).map(Option::unwrap_or_default);
+        let change = match change {
+            "add" => FilterChange::Add(texts()?),
+            "remove" => FilterChange::Remove(texts()?),
+            _ => {
+                let filters = settings::given("filters", Some(filters), settings::filters)?;
+                FilterChange::Set(filters.unwrap_or_default())
+            }
+        };
         self.ask(py, waiter, Call::Filters { topic, change })
-    }
-
-    fn add_filters(
-        &self,
-        py: Python<'_>,
-        waiter: Py<PyAny>,
-        topic: String,
-        filters: &Bound<'_, PyAny>,
-    ) -> PyResult<u64> {
-        let values = settings::given("filters", Some(filters), settings::texts)?.unwrap_or_default();
-        self.ask(py, waiter, Call::Filters { topic, change: FilterChange::Add(values) })
-    }
-
-    fn remove_filters(
-        &self,
-        py: Python<'_>,
-        waiter: Py<PyAny>,
-        topic: String,
-        filters: &Bound<'_, PyAny>,
-    ) -> PyResult<u64> {
-        let values = settings::given("filters", Some(filters), settings::texts)?.unwrap_or_default();
-        self.ask(py, waiter, Call::Filters { topic, change: FilterChange::Remove(values) })
     }
 
     fn connect(&self, py: Python<'_>, waiter: Py<PyAny>) -> PyResult<u64> {

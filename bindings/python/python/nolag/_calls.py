@@ -346,9 +346,9 @@ class Calls(Mirror):
         self._core.unwatch_lobby(settler(done), lobby)
         return done
 
-    async def _change_filters(self, method: str, topic: str, filters: Any) -> None:
+    async def _change_filters(self, topic: str, change: str, filters: Any) -> None:
         core = self._live()
-        await self._call(lambda waiter: getattr(core, method)(waiter, topic, filters))
+        await self._call(lambda waiter: core.change_filters(waiter, topic, change, filters))
 
     def _reader_is_full(self) -> None:
         self._full_readers += 1

@@ -303,19 +303,25 @@ class NoLag(Calls):
         self, topic: str, filters: list[str | list[str]], callback: AckCallback | None = None
     ) -> None:
         """Replace the filters of a topic; none at all means every message."""
-        await self._ask(lambda core, waiter: core.set_filters(waiter, topic, filters), callback)
+        await self._ask(
+            lambda core, waiter: core.change_filters(waiter, topic, "set", filters), callback
+        )
 
     async def add_filters(
         self, topic: str, filters: list[str], callback: AckCallback | None = None
     ) -> None:
         """Add filter values to a topic's; those that are lists stay."""
-        await self._ask(lambda core, waiter: core.add_filters(waiter, topic, filters), callback)
+        await self._ask(
+            lambda core, waiter: core.change_filters(waiter, topic, "add", filters), callback
+        )
 
     async def remove_filters(
         self, topic: str, filters: list[str], callback: AckCallback | None = None
     ) -> None:
         """Remove filter values from a topic's; those that are lists stay."""
-        await self._ask(lambda core, waiter: core.remove_filters(waiter, topic, filters), callback)
+        await self._ask(
+            lambda core, waiter: core.change_filters(waiter, topic, "remove", filters), callback
+        )
 
     def subscription(
         self,

@@ -95,15 +95,15 @@ class Subscription:
 
     async def set_filters(self, filters: list[str | list[str]]) -> None:
         """Replace the filters."""
-        await self._client._change_filters("set_filters", self._topic, filters)
+        await self._client._change_filters(self._topic, "set", filters)
 
     async def add_filters(self, filters: list[str]) -> None:
         """Add filter values."""
-        await self._client._change_filters("add_filters", self._topic, filters)
+        await self._client._change_filters(self._topic, "add", filters)
 
     async def remove_filters(self, filters: list[str]) -> None:
         """Remove filter values."""
-        await self._client._change_filters("remove_filters", self._topic, filters)
+        await self._client._change_filters(self._topic, "remove", filters)
 
     async def unsubscribe(self) -> None:
         """End this subscription; the topic is unsubscribed if nobody else needs it."""
