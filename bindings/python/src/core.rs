@@ -317,17 +317,10 @@ impl Core {
         self.cancel(receipt.request.0);
     }
 
-    /// `offline`, `online`, `suspend`, `resume` or `reconnect_now`.
-    fn hint(&self, name: &str) {
-        let hint = match name {
-            "offline" => Hint::Offline,
-            "online" => Hint::Online,
-            "suspend" => Hint::Suspend,
-            "resume" => Hint::Resume,
-            _ => Hint::ReconnectNow,
-        };
+    /// Ends the wait for the next attempt.
+    fn reconnect_now(&self) {
         if self.is_usable() {
-            self.handle.hint(hint);
+            self.handle.hint(Hint::ReconnectNow);
         }
     }
 

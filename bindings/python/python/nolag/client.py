@@ -161,7 +161,7 @@ class NoLag(Calls):
     def reconnect_now(self) -> None:
         """End the wait for the next attempt."""
         if self._core is not None:
-            self._core.hint("reconnect_now")
+            self._core.reconnect_now()
 
     def update_token(self, token: str) -> None:
         """Use another token from the next connection on."""
