@@ -7,7 +7,7 @@ use bytes::Bytes;
 use nolag_protocol::frame::ServerFrame;
 
 use crate::Error;
-use crate::options::Qos;
+use crate::options::{Features, Qos};
 
 /// A topic, as subscribed: cheap to share.
 pub type Topic = Arc<str>;
@@ -64,6 +64,8 @@ pub enum Event {
         project_id: Option<String>,
         /// The negotiated version.
         protocol_version: u64,
+        /// The features granted (features 1).
+        features: Features,
     },
     /// The connection is gone.
     Disconnected {

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+pub use nolag_protocol::features::{Feature, Features};
 pub use nolag_protocol::filter::Item as Filter;
 pub use nolag_protocol::frame::Qos;
 
@@ -15,6 +16,8 @@ pub struct Options {
     pub client_id: Option<String>,
     /// Sent for the broker's logs only.
     pub project_id: Option<String>,
+    /// What the broker is asked for (features 1); it grants what it can.
+    pub features: Features,
     /// Whether the client connects again after a loss.
     pub reconnect: bool,
     /// How many attempts in a row may fail; `None` means any number.
@@ -65,6 +68,7 @@ impl Options {
             credentials,
             client_id: None,
             project_id: None,
+            features: Features::ALL,
             reconnect: true,
             max_attempts: None,
             backoff: Backoff::default(),

@@ -14,8 +14,10 @@
 //! | [`grant`] | who may do what, and which internal name an address resolves to |
 //! | [`filter`] | the keys that filters stand for |
 //! | [`codes`] | error and close codes, each with what a client does about it |
+//! | [`features`] | what both ends can do beyond the published protocol, each offered and granted by name |
 
 pub mod codes;
+pub mod features;
 pub mod filter;
 pub mod frame;
 pub mod grant;

@@ -9,9 +9,13 @@ use std::time::Duration;
 use clap::builder::BoolishValueParser;
 use clap::{Arg, CommandFactory as _, FromArgMatches as _, ValueEnum};
 use nolag_protocol::MAX_PAYLOAD_BYTES;
+use nolag_protocol::features::{Feature, Features};
 
 /// The largest payload limit anybody may set, so that a message with it fits a WebSocket message.
 const LARGEST_PAYLOAD_LIMIT: u64 = 1_000_000;
+
+/// The features that this broker can grant.
+const IMPLEMENTED: Features = Features::NONE;
 
 /// Which broker to be (wire protocol 1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -28,6 +32,8 @@ pub enum Profile {
 pub struct Settings {
     /// Which broker to be.
     pub profile: Profile,
+    /// What connections may be granted (features 1).
+    pub features: Features,
     /// Publishes per second of a connection whose token names no rate; 0 means no limit.
     pub publish_rate_limit: u64,
     /// The largest payload where the token names none, in bytes of MessagePack.
@@ -150,7 +156,6 @@ const INERT: &[&str] = &[
     "PRESENCE_STORE_BACKEND",
     "WAKE_BACKEND",
     "WAKE_SECRET",
-    "NOLAG_FEATURES",
     "HISTORY_SIZE",
     "HISTORY_TTL_SECONDS",
     "HISTORY_MAX_BYTES",
@@ -193,6 +198,11 @@ struct CommandLine {
     /// Which broker to be: with our additions, or as kraken is
     #[arg(long, visible_alias = "profile", value_enum, default_value = "extended")]
     nolag_compat: Profile,
+    // A doc comment would want backticks, which the help would show.
+    #[arg(long, default_value = "all", value_parser = features,
+        help = "Negotiated features to grant: all, none, or some of recover,dedupe,rooms,batch,redeliver,reauth,trace; \
+        in the kraken profile none")]
+    nolag_features: Features,
     /// Fan-out; kraken's `mqtt` is not offered
     #[arg(long, value_enum, default_value = "syn")]
     broker_backend: BrokerBackend,
@@ -239,6 +249,25 @@ struct CommandLine {
     log_format: LogFormat,
 }
 
+/// The features of a comma list, `all` or `none`.
+fn features(list: &str) -> Result<Features, String> {
+    match list {
+        "all" => Ok(Features::ALL),
+        "none" => Ok(Features::NONE),
+        names => names
+            .split(',')
+            .map(|name| {
+                Feature::named(name.trim()).ok_or_else(|| {
+                    format!(
+                        "'{name}' is no feature; expected all, none, or some of {}",
+                        Features::ALL.names().join(",")
+                    )
+                })
+            })
+            .collect(),
+    }
+}
+
 impl Options {
     /// Reads the process's arguments and environment. An empty variable counts as unset.
     pub fn from_env() -> Result<Self, clap::Error> {
@@ -283,6 +312,7 @@ impl CommandLine {
             inert,
             settings: Settings {
                 profile: self.nolag_compat,
+                features: if kraken { Features::NONE } else { self.nolag_features.and(IMPLEMENTED) },
                 publish_rate_limit: self.publish_rate_limit.unwrap_or(if kraken { 50 } else { 1_000 }),
                 max_payload_bytes: self.max_message_size.min(LARGEST_PAYLOAD_LIMIT),
                 record_messages: self.record_messages,

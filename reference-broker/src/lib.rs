@@ -9,6 +9,7 @@
 //! | `outgoing` | the bounded queue of each connection, which everybody pushes to |
 //! | `hub` | who is subscribed to what; fan-out, groups, filters, retained messages |
 //! | `presence` | who is in which room, and who watches |
+//! | [`store`] | what outlives the moment, or the process |
 //! | `organizations` | how many connections an organization has |
 //! | `metrics` | what is counted |
 //! | [`clock`] | the date |
@@ -24,6 +25,7 @@ mod metrics;
 mod organizations;
 mod outgoing;
 mod presence;
+pub mod store;
 
 pub use broker::Broker;
 pub use connection::serve;

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use bytes::Bytes;
+use nolag_protocol::features::Features;
 
 use super::{LinkId, Output, Reply, RequestId, Stats};
 use crate::event::{Event, Warning};
@@ -18,6 +19,8 @@ pub(super) struct Effects {
     pub(super) link: Option<LinkId>,
     /// What the broker speaks; 1 until it says more (K-004).
     pub(super) protocol_version: u64,
+    /// What this connection was granted (features 1).
+    pub(super) features: Features,
     pub(super) rng: fastrand::Rng,
     /// What has been counted so far.
     pub(super) counts: Stats,
@@ -36,6 +39,7 @@ impl Effects {
             now: Duration::ZERO,
             link: None,
             protocol_version: 1,
+            features: Features::NONE,
             rng,
             counts: Stats::default(),
             out: VecDeque::new(),

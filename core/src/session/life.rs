@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use nolag_protocol::PROTOCOL_VERSION;
+use nolag_protocol::features::Features;
 use nolag_protocol::frame::{Auth, AuthReply, Lenient, Reauth, Version};
 
 use super::connection::{Closing, Heart, Next, Phase, Renewal, SUSPENDED_AT_MOST, Up};
@@ -16,6 +17,9 @@ use crate::options::{Credentials, InitialConnect, Secret};
 const CLOCK_JUMP: Duration = Duration::from_secs(10);
 /// How long `reauth` may stay unanswered (wire protocol 7).
 const REAUTH_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The features that this client can use.
+const IMPLEMENTED: Features = Features::NONE;
 
 /// The end of an attempt or of a connection.
 pub(super) struct Down {
@@ -177,11 +181,16 @@ impl Session {
             client_id: Some(&self.client_id),
             reconnect: Lenient(None),
             project_id: self.options.project_id.as_deref(),
-            features: Vec::new(), // with the negotiated features
+            features: self.asked().names(),
         };
         let frame = frame.to_vec();
         self.connection.token = Some((token, expires_in));
         self.fx.send_on(link, frame);
+    }
+
+    /// The features that the broker is asked for.
+    fn asked(&self) -> Features {
+        self.options.features.and(IMPLEMENTED)
     }
 
     /// The broker's answer to `auth`.
@@ -208,6 +217,7 @@ impl Session {
         self.actor_id = frame.actor_token_id.map(str::to_owned);
         self.fx.link = Some(link);
         self.fx.protocol_version = frame.protocol_version.unwrap_or(1);
+        self.fx.features = Features::named(frame.features.iter().copied()).and(self.asked());
         let renewal = match self.options.credentials {
             Credentials::Provider => {
                 Renewal::before(self.fx.now, expires_in, self.options.token_refresh_margin)
@@ -229,6 +239,7 @@ impl Session {
             actor_type: frame.actor_type.map(str::to_owned),
             project_id: frame.project_id.and_then(|id| id.0).map(str::to_owned),
             protocol_version: self.fx.protocol_version,
+            features: self.fx.features,
         });
         for (waiter, _) in std::mem::take(&mut self.connection.waiters) {
             self.fx.done(waiter);

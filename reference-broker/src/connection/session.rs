@@ -13,6 +13,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use nolag_protocol::codes::{self, ErrorCode};
+use nolag_protocol::features::Features;
 use nolag_protocol::frame::{
     Auth, AuthReply, ClientFrame, ErrorReply, Fault, Lenient, Malformed, Nilable, ReauthReply,
 };
@@ -60,6 +61,8 @@ pub(super) struct Live {
     pub(super) actor: Arc<str>,
     /// The negotiated protocol version.
     pub(super) version: u64,
+    /// The features granted (features 1).
+    pub(super) features: Features,
     pub(super) limits: Limits,
     pub(super) subscriptions: HashMap<Arc<str>, Subscription>,
     /// The room it is present in.
@@ -72,9 +75,16 @@ pub(super) struct Live {
     seat: Seat,
 }
 
+/// What an `auth` asks for beside its identity.
+#[derive(Debug, Clone, Copy)]
+struct Asked {
+    version: u64,
+    features: Features,
+}
+
 /// What came of asking about a token.
 enum Answer {
-    Auth { version: u64, result: Result<Arc<Identity>, Refusal> },
+    Auth { asked: Asked, result: Result<Arc<Identity>, Refusal> },
     Reauth(Result<Arc<Identity>, Refusal>),
 }
 
@@ -143,7 +153,7 @@ impl Session {
             Poll::Pending
         });
         match said.await {
-            Said::Answer(Answer::Auth { version, result }) => self.authenticated(version, result),
+            Said::Answer(Answer::Auth { asked, result }) => self.authenticated(asked, result),
             Said::Answer(Answer::Reauth(result)) => self.reauthenticated(result),
             Said::Revalidation(said) => self.revalidated(said),
         }
@@ -302,17 +312,20 @@ impl Session {
             return self.auth_failed(codes::ALREADY_AUTHENTICATED);
         }
         let (broker, token) = (self.broker.clone(), auth.token.to_owned());
-        let version = auth.protocol_version.0.min(PROTOCOL_VERSION);
+        let asked = Asked {
+            version: auth.protocol_version.0.min(PROTOCOL_VERSION),
+            features: Features::named(auth.features.iter().copied()).and(broker.settings.features),
+        };
         self.waiting = Some(Box::pin(async move {
             let result = broker.auth.validate(&token).await;
             if let Err(refusal) = &result {
                 tracing::info!(token = redacted(&token), %refusal, "refused a token");
             }
-            Answer::Auth { version, result }
+            Answer::Auth { asked, result }
         }));
     }
 
-    fn authenticated(&mut self, version: u64, result: Result<Arc<Identity>, Refusal>) {
+    fn authenticated(&mut self, asked: Asked, result: Result<Arc<Identity>, Refusal>) {
         let identity = match result {
             Ok(identity) => identity,
             Err(refusal) => return self.refuse(refusal.code()),
@@ -331,10 +344,10 @@ impl Session {
             actor_token_id: Some(&identity.actor_token_id),
             project_id: Some(Nilable(identity.project_id.as_deref())),
             actor_type: Some(&identity.actor_type),
-            protocol_version: Some(version),
+            protocol_version: Some(asked.version),
             restored_subscriptions: Some(nolag_protocol::frame::Raw(&[0x90])),
             limits: told,
-            features: Vec::new(),
+            features: asked.features.names(),
             retry_after_ms: None,
         }));
         self.broker.metrics.auth("success");
@@ -345,7 +358,8 @@ impl Session {
         self.state = State::Live(Box::new(Live {
             actor: identity.actor_token_id.as_str().into(),
             identity,
-            version,
+            version: asked.version,
+            features: asked.features,
             limits,
             subscriptions,
             room,

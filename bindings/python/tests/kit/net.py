@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 
@@ -23,6 +23,18 @@ def silent_port() -> Iterator[str]:
         yield f"ws://127.0.0.1:{held.getsockname()[1]}/ws"
 
 
+async def stop_accepting(sockets: Iterable[socket.SocketType]) -> None:
+    """Take no more connections, and let those just taken become the server's.
+
+    A server that is closed between a connection's two first turns of the loop leaks that
+    connection: asyncio makes a transport and then refuses to attach it.
+    """
+    loop = asyncio.get_running_loop()
+    for listening in sockets:
+        loop.remove_reader(listening.fileno())
+    await asyncio.sleep(0)
+
+
 class Proxy:
     """A way to a broker that can be cut while the broker runs on."""
 
@@ -41,6 +53,7 @@ class Proxy:
     async def shut(self) -> None:
         """Cut all connections and take none."""
         if self._server is not None:
+            await stop_accepting(self._server.sockets)
             self._server.close()
             self._server = None
         for task in self._tasks:

@@ -21,6 +21,7 @@ from websockets.frames import Frame as WsFrame
 from websockets.frames import Opcode
 
 from kit.heard import until, within
+from kit.net import stop_accepting
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -250,6 +251,7 @@ class ScriptedBroker:
     async def shut(self) -> None:
         """Cut all connections and take none."""
         assert self._server is not None
+        await stop_accepting(self._server.sockets)
         for link in self.links:
             link.cut()
         self._server.close()
