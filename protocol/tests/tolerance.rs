@@ -316,3 +316,22 @@ fn replies_of_other_brokers() {
         assert!(matches!(ServerFrame::decode(&bytes), Ok(ServerFrame::ReplayEnd(_))), "{fields:?}");
     }
 }
+
+/// F-12, as far as it is a matter of reading.
+#[test]
+fn frames_that_come_together_are_read_one_after_another() {
+    let first = ClientFrame::from(nolag_protocol::frame::Unsubscribe {
+        topic: "a",
+        msg_ref: nolag_protocol::frame::Lenient(None),
+    });
+    let unfit = b"\x81\xa4type\xa9subscribe";
+    let both = [&*first.to_vec(), unfit, &first.to_vec()[..5]].concat();
+    let (read, rest) = ClientFrame::decode_first(&both);
+    assert_eq!(read, Ok(first));
+    let (read, rest) = ClientFrame::decode_first(rest);
+    assert!(matches!(read.unwrap_err().fault, Fault::Missing { field: "topic", .. }));
+    let (read, rest) = ClientFrame::decode_first(rest);
+    assert!(matches!(read.unwrap_err().fault, Fault::Syntax(_)));
+    assert!(rest.is_empty(), "where a next frame would begin cannot be told");
+    assert!(ClientFrame::decode(&both).is_err());
+}

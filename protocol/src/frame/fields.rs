@@ -403,9 +403,21 @@ macro_rules! frames {
         impl<'a> $enum<'a> {
             /// Decodes one frame that fills `bytes`.
             pub fn decode(bytes: &'a [u8]) -> Result<Self, Malformed<'a>> {
-                let fields = Fields::scan(bytes)?;
+                Self::read(&Fields::scan(bytes)?)
+            }
+
+            /// Decodes the frame that `bytes` begins with, and tells what comes behind it (`batch`, features 5): nothing
+            /// once there is no telling where the next frame begins.
+            pub fn decode_first(bytes: &'a [u8]) -> (Result<Self, Malformed<'a>>, &'a [u8]) {
+                match Fields::scan_first(bytes) {
+                    Ok((fields, rest)) => (Self::read(&fields), rest),
+                    Err(fault) => (Err(fault.into()), &[]),
+                }
+            }
+
+            fn read(fields: &Fields<'a>) -> Result<Self, Malformed<'a>> {
                 let frame = match fields.kind() {
-                    $( Ok($kind) => $frame::read(&fields).map(Self::$frame), )*
+                    $( Ok($kind) => $frame::read(fields).map(Self::$frame), )*
                     Ok(other) => Ok(Self::Unknown(other)),
                     Err(fault) => Err(fault),
                 };

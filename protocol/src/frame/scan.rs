@@ -129,8 +129,15 @@ pub(super) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// Passes over one frame. Of a repeated key the last value counts; nil is absence, but for `data`.
+    /// Passes over one frame that fills `bytes`.
     pub(super) fn scan(bytes: &'a [u8]) -> Result<Self, Fault> {
+        let (fields, rest) = Self::scan_first(bytes)?;
+        if rest.is_empty() { Ok(fields) } else { Err(msgpack::Error::Trailing.into()) }
+    }
+
+    /// Passes over the frame that `bytes` begins with, and tells what comes behind it. Of a repeated key the last
+    /// value counts; nil is absence, but for `data`.
+    pub(super) fn scan_first(bytes: &'a [u8]) -> Result<(Self, &'a [u8]), Fault> {
         let mut reader = Reader::new(bytes);
         let Token::Map(pairs) = reader.token()? else {
             msgpack::single(bytes)?;
@@ -146,8 +153,7 @@ impl<'a> Fields<'a> {
             fields.ext.set(key, contents.ext);
             fields.broken_text.set(key, contents.broken_text);
         }
-        reader.finish()?;
-        Ok(fields)
+        Ok((fields, reader.rest()))
     }
 
     /// The value of a key.
