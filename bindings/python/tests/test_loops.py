@@ -9,7 +9,7 @@ import pytest
 from kit.broker import Broker
 from kit.heard import Heard, outcome, within
 from kit.net import closed_port
-from nolag import NoLag, NoLagError, NoLagServerError
+from nolag import ClosedError, NoLag, NoLagError, NoLagServerError
 
 if sys.platform != "win32":
     import uvloop
@@ -96,3 +96,20 @@ def test_a_loop_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
         assert raised.value.code == "unsupported_runtime"
     finally:
         loop.close()
+
+
+def test_a_loop_that_ends_before_the_call_of_a_thread(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The thread is told, and nothing is printed (FC-32)."""
+    loop = asyncio.new_event_loop()
+    client = NoLag("dev-token-alice", url=broker.url)
+    loop.run_until_complete(client.connect())
+    publishing = client.threadsafe.publish(TOPIC, 1)
+    # One turn makes a task of the call, and a second one would be its first step.
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    loop.close()
+    with pytest.raises(ClosedError):
+        publishing.result(20)
+    assert not caplog.records

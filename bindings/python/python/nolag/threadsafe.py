@@ -56,15 +56,22 @@ class _Begun:
 
     def __init__(self, call: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         self._call = call
-        self._task: asyncio.Task[Any] | None = None
+        self._coroutine: Coroutine[Any, Any, Any] | None = None
         self.future: Future[Any] = Future()
 
     def __call__(self) -> None:
         if self.future.set_running_or_notify_cancel():
-            self._task = asyncio.ensure_future(self._call())
-            self._task.add_done_callback(self._done)
+            self._coroutine = self._call()
+            task = asyncio.get_running_loop().create_task(self._coroutine)
+            # A loop that ends may never come to the task; whoever waits is told by `__del__`, so
+            # asyncio need not print it. The task holds this object, never the other way round:
+            # in a cycle the coroutine might be finalized, and complain, before it is closed.
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            task.add_done_callback(self._done)
 
     def __del__(self) -> None:
+        if self._coroutine is not None:
+            self._coroutine.close()
         if not self.future.done():
             message = "the event loop ended"
             self.future.set_exception(ClosedError(message))
