@@ -207,7 +207,6 @@ async fn run_all(cases: Vec<Case>, suite: &Arc<Suite>, jobs: usize) -> Vec<Row> 
 
 async fn run_one(case: &Case, context: Context) -> Outcome {
     match case.needs {
-        Needs::Beyond(why) => return Outcome::NotRun(why.to_owned()),
         Needs::Broker if !context.can_start() => return Outcome::NotRun("needs --broker".to_owned()),
         Needs::Broker | Needs::Nothing => {}
     }

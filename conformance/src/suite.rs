@@ -58,8 +58,6 @@ pub(crate) enum Needs {
     Nothing,
     /// A broker process with settings, tokens or an end of its own.
     Broker,
-    /// More than this suite has: the statement is listed, with the reason why it is not run.
-    Beyond(&'static str),
 }
 
 /// A case's work, boxed.

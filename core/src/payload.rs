@@ -35,11 +35,36 @@ impl Message {
             message: fault.to_string(),
         })
     }
+
+    /// The payload's bytes, if it is bytes or text: some brokers deliver bytes that are UTF-8 as text (K-036).
+    pub fn bytes(&self) -> Option<Bytes> {
+        match Reader::new(&self.data).token() {
+            Ok(Token::Bin(bytes) | Token::Str(bytes)) => Some(self.data.slice_ref(bytes)),
+            _ => None,
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// K-036.
+    #[test]
+    fn bytes_come_as_bytes_or_as_text() {
+        let message = |data: &'static [u8]| Message {
+            delivery: 1,
+            topic: "t".into(),
+            data: Bytes::from_static(data),
+            is_replay: false,
+            requires_ack: false,
+            frame: Bytes::new(),
+        };
+        assert_eq!(message(&[0xc4, 2, 0, 0xff]).bytes().as_deref(), Some(&[0, 0xff][..]));
+        assert_eq!(message(&[0xa2, b'o', b'k']).bytes().as_deref(), Some(&b"ok"[..]));
+        assert_eq!(message(&[0xc4, 0]).bytes().as_deref(), Some(&[][..]));
+        assert_eq!(message(&[0x91, 1]).bytes(), None);
+    }
 
     /// K-033.
     #[test]

@@ -54,7 +54,7 @@ fn an_unknown_reason_is_final() {
     assert_eq!((rig.failure(connect).code(), rig.state()), ("token_invalid", State::Failed));
 }
 
-/// K-008, API-022: at least 30 s after `connection_limit_reached` and 4002.
+/// K-008, API-022, FC-29: at least 30 s after `connection_limit_reached` and 4002.
 #[test]
 fn the_connection_limit_is_waited_for() {
     let mut rig = Rig::new(quiet());

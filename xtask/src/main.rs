@@ -1,6 +1,7 @@
 //! The chores of this repository, one command each: `cargo xtask --help` lists them.
 
 mod bench;
+mod coverage;
 mod docs;
 mod process;
 mod python;
@@ -33,6 +34,8 @@ enum Chore {
         #[arg(long)]
         check: bool,
     },
+    /// Print which statements of the specification are tested, and by what; fail if one is not that should be
+    CoverageOfSpec(coverage::Args),
     /// Measure, and print the figures beside their goals
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -64,6 +67,7 @@ async fn carry_out(chore: Chore) -> Result<()> {
         Chore::Test(args) => test::run(args).await,
         Chore::Generate { check: false } => docs::write(),
         Chore::Generate { check: true } => docs::check(),
+        Chore::CoverageOfSpec(args) => coverage::run(&args),
         Chore::Bench(bench) => bench::run(bench).await,
     }
 }

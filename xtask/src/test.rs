@@ -8,7 +8,7 @@ use tokio::process::Command;
 use tokio::time::timeout;
 
 use crate::python::{self, Environment};
-use crate::{docs, process, wasm, workspace};
+use crate::{coverage, docs, process, wasm, workspace};
 
 /// How long a part may take, building included.
 const PATIENCE: Duration = Duration::from_mins(20);
@@ -29,7 +29,7 @@ enum Part {
     Deny,
     /// Unit and integration tests of every crate
     Rust,
-    /// Documents follow the code, and rustdoc has nothing to complain about
+    /// Documents follow the code, every statement has its test, and rustdoc has nothing to complain about
     Docs,
     /// The protocol builds for browsers; its size
     Wasm,
@@ -110,6 +110,7 @@ impl Part {
             Part::Rust => process::run(workspace::cargo(["test", "--workspace"])).await?,
             Part::Docs => {
                 docs::check()?;
+                coverage::check()?;
                 docs::compare_settings().await?;
                 let mut rustdoc = workspace::cargo([
                     "doc",

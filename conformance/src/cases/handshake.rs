@@ -13,7 +13,7 @@ use crate::suite::{Case, Context, Needs, case};
 use crate::wire::{brief, encode, frame, get, holds, kind, lacks, list, text};
 
 pub(super) fn cases() -> Vec<Case> {
-    use Needs::{Beyond, Broker, Nothing};
+    use Needs::{Broker, Nothing};
     vec![
         case!(
             "C-018",
@@ -44,13 +44,6 @@ pub(super) fn cases() -> Vec<Case> {
             "reports connection_limit_reached exactly at the maximum",
             connection_limit
         ),
-        case!(
-            "C-024",
-            Both,
-            Beyond("needs an HTTP auth back end"),
-            "authentication_failed and connection_failed",
-            nothing
-        ),
         case!("C-025", Extended, Nothing, "refuses a second auth and keeps the identity", second_auth),
         case!("C-026", Extended, Nothing, "closes with 1008 after five failed auth frames", five_failures),
         case!(
@@ -69,11 +62,6 @@ pub(super) fn cases() -> Vec<Case> {
             allow_all
         ),
     ]
-}
-
-/// For statements that are listed and not run.
-pub(super) async fn nothing(_: Context) -> Result<()> {
-    bail!("this case is never run")
 }
 
 /// C-018: every client frame, frames of no known type, values that are no frame, heartbeats; then a valid `auth`.

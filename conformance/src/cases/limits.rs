@@ -6,14 +6,13 @@ use anyhow::{Context as _, Result, bail, ensure};
 use rmpv::Value;
 use serde_json::json;
 
-use super::handshake::nothing;
 use crate::broker::{Broker, Launch, actor};
 use crate::client::{Client, PATIENCE, typed};
 use crate::suite::{Case, Context, Needs, case};
 use crate::wire::{encode, frame, get, holds, kind, lacks, with};
 
 pub(super) fn cases() -> Vec<Case> {
-    use Needs::{Beyond, Broker, Nothing};
+    use Needs::{Broker, Nothing};
     vec![
         case!(
             "C-073",
@@ -35,13 +34,6 @@ pub(super) fn cases() -> Vec<Case> {
             Broker,
             "applies the token's limits (kraken: PUBLISH_RATE_LIMIT and 921,600)",
             token_limits
-        ),
-        case!(
-            "C-076",
-            Both,
-            Beyond("needs an HTTP control back end"),
-            "refuses publishes of a blocked project",
-            nothing
         ),
         case!("C-077", Both, Broker, "checks in the order rate, grant, size, quota, filter", check_order),
     ]

@@ -6,19 +6,16 @@ use anyhow::{Context as _, Result, ensure};
 use rmpv::Value;
 use serde_json::json;
 
-use super::handshake::nothing;
 use crate::broker::{Broker, Launch};
 use crate::client::Client;
 use crate::suite::{Case, Context, Needs, case};
 use crate::wire::{brief, frame, get, holds, kind, lacks, text};
 
 pub(super) fn cases() -> Vec<Case> {
-    use Needs::{Beyond, Broker as Own, Nothing};
-    let clock = Beyond("needs clock control; the broker's own test with a paused clock shows it");
+    use Needs::{Broker as Own, Nothing};
     vec![
         case!("C-106", Both, Nothing, "refuses an unlisted lobby with not_authorized and lobbyId", unlisted),
         case!("C-107", Both, Own, "sends a snapshot keyed by room slug and actor", snapshot),
-        case!("C-108", Extended, clock, "keeps sending lobby events beyond five minutes", nothing),
         case!("C-109", Extended, Own, "names the lobby by the subscribed slug in events", slugs),
     ]
 }

@@ -183,7 +183,7 @@ fn nested(levels: usize) -> Value {
     (1..levels).fold(Value::Array(vec![]), |inner, _| Value::Array(vec![inner]))
 }
 
-/// C-016: 128 levels below `data` pass, one more does not; nor do a million, in any place, as MessagePack or JSON.
+/// C-016, FC-19: 128 levels below `data` pass, one more does not; nor do a million, in any place, as MessagePack or JSON.
 async fn nesting(context: Context) -> Result<()> {
     let topic = context.topic("nesting");
     let mut bob = context.bob().await?;

@@ -48,6 +48,13 @@ pub(super) fn cases() -> Vec<Case> {
             wildcard_bounds
         ),
         case!("C-059", Both, Broker, "decides every deliver case of topics.json", deliver),
+        case!(
+            "FC-27",
+            Both,
+            Broker,
+            "topics that begin with `$` are like any other (wire protocol 13.1)",
+            dollar
+        ),
         case!("C-129", Both, Broker, "delivers deeper topics as 15.3 says, every descend case", descend),
     ]
 }
@@ -399,6 +406,42 @@ async fn wildcard_bounds(context: Context) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// FC-27, as wire protocol 13.1 decides it: `$` and `$share` mean nothing, to wildcards either.
+async fn dollar(context: Context) -> Result<()> {
+    const TOPICS: [&str; 3] = ["$SYS/n1/up", "app/n1/up", "$share/g/app/n1/up"];
+    let mut tokens = Tokens::default();
+    tokens.add("subscriber", json!([{"pattern": "#", "permission": "subscribe", "app_id": "app"}]));
+    tokens.add("publisher", json!([{"pattern": "#", "permission": "publish", "app_id": "app"}]));
+    tokens.add("app only", json!([{"pattern": "app/#", "permission": "pubSub", "app_id": "app"}]));
+    let broker = tokens.start(&context).await?;
+    let mut publisher = broker.connect("publisher").await?;
+    let cases: [(&str, &[&str]); 5] = [
+        ("#", &TOPICS),
+        ("+/#", &TOPICS),
+        ("+/n1/up", &TOPICS[..2]),
+        ("$SYS/#", &TOPICS[..1]),
+        ("$share/g/app/n1/up", &TOPICS[2..]),
+    ];
+    for (subscription, expected) in cases {
+        let mut client = broker.connect("subscriber").await?;
+        client.subscribe(subscription).await?;
+        for topic in TOPICS {
+            publisher.publish(topic, topic).await?;
+        }
+        let heard = client.payloads().await?;
+        let expected: Vec<Value> = expected.iter().map(|topic| Value::from(*topic)).collect();
+        ensure!(*heard == expected, "subscribed to {subscription}, and got {heard:?}, not {expected:?}");
+    }
+    let mut bounded = broker.connect("app only").await?;
+    for topic in ["$SYS/n1/up", "$share/g/app/n1/up"] {
+        ensure!(
+            !granted(&mut bounded, "publish", topic).await?,
+            "the rule app/# let a publish to {topic} through"
+        );
+    }
+    bounded.publish("app/n1/up", 1).await
 }
 
 /// C-059: `sourceTopic` is X-03, so absent in the `kraken` profile.
