@@ -19,6 +19,7 @@ use crate::metrics::Metrics;
 use crate::organizations::Organizations;
 use crate::outgoing::{Close, ConnectionId, Outgoing};
 use crate::presence::Presence;
+use crate::store::{Kept, Memory, Store};
 
 /// A running broker. It owns every connection's task and ends them in [`Broker::shutdown`].
 pub struct Broker {
@@ -36,12 +37,23 @@ pub struct Broker {
 }
 
 impl Broker {
-    /// A broker with these settings that asks `auth` about tokens.
+    /// A broker with these settings that asks `auth` about tokens, and keeps messages in memory.
     pub fn new(settings: Settings, auth: Arc<dyn Auth>, clock: Clock) -> Arc<Self> {
+        Self::with_store(settings, auth, clock, Arc::new(Memory), Kept::nothing())
+    }
+
+    /// A broker that goes on with what its store has kept.
+    pub fn with_store(
+        settings: Settings,
+        auth: Arc<dyn Auth>,
+        clock: Clock,
+        store: Arc<dyn Store>,
+        kept: Kept,
+    ) -> Arc<Self> {
         let metrics = Arc::new(Metrics::default());
         Arc::new(Self {
             auth: Cache::new(auth, settings.auth_cache_ttl),
-            hub: Hub::new(&settings, metrics.clone()),
+            hub: Hub::new(&settings, metrics.clone(), store, kept, clock.now()),
             presence: Presence::new(&settings, metrics.clone()),
             organizations: Arc::default(),
             metrics,
@@ -76,7 +88,15 @@ impl Broker {
 
     /// Everything that is counted, in Prometheus' text form.
     pub fn metrics_text(&self) -> String {
-        self.metrics.retained_messages.set(i64::try_from(self.hub.retained()).unwrap_or(i64::MAX));
+        let (retained, messages, bytes) = self.hub.kept();
+        let gauges = &self.metrics;
+        for (gauge, count) in [
+            (&gauges.retained_messages, retained),
+            (&gauges.history_messages, messages),
+            (&gauges.history_bytes, bytes),
+        ] {
+            gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
         self.metrics.text()
     }
 

@@ -15,7 +15,7 @@ use nolag_protocol::features::{Feature, Features};
 const LARGEST_PAYLOAD_LIMIT: u64 = 1_000_000;
 
 /// The features that this broker can grant.
-const IMPLEMENTED: Features = Features::NONE;
+const IMPLEMENTED: Features = Features::of([Feature::Recover, Feature::Dedupe]);
 
 /// Which broker to be (wire protocol 1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -50,6 +50,16 @@ pub struct Settings {
     pub retain_ttl: Duration,
     /// How many retained messages are kept, oldest out first.
     pub retain_max: usize,
+    /// How many messages of a topic are kept for subscriptions that continue; 0 keeps none and withdraws the feature.
+    pub history_size: usize,
+    /// For how long.
+    pub history_ttl: Duration,
+    /// How many bytes of them, over all topics, oldest out first.
+    pub history_max_bytes: usize,
+    /// How many messages a subscription may have missed and still continue.
+    pub recover_limit: usize,
+    /// For how long a publish is recognised when it is sent again.
+    pub dedupe_window: Duration,
     /// The backlog, in bytes, past which a connection is closed.
     pub max_outbound_bytes: usize,
     /// How long a shutdown waits for connections to end.
@@ -156,11 +166,6 @@ const INERT: &[&str] = &[
     "PRESENCE_STORE_BACKEND",
     "WAKE_BACKEND",
     "WAKE_SECRET",
-    "HISTORY_SIZE",
-    "HISTORY_TTL_SECONDS",
-    "HISTORY_MAX_BYTES",
-    "RECOVER_LIMIT",
-    "DEDUPE_WINDOW_SECONDS",
     "REDELIVER_MAX",
     "DEAD_LETTER_TOPIC",
 ];
@@ -225,6 +230,21 @@ struct CommandLine {
     /// How many retained messages are kept, oldest out first
     #[arg(long, default_value_t = 10_000)]
     retain_max: usize,
+    /// Messages of a topic that are kept for subscriptions that continue after a loss; 0 keeps none
+    #[arg(long, default_value_t = 1_000)]
+    history_size: usize,
+    /// How long they are kept, in seconds
+    #[arg(long, default_value_t = 300)]
+    history_ttl_seconds: u64,
+    /// Bytes of all that are kept, oldest out first
+    #[arg(long, default_value_t = 268_435_456)]
+    history_max_bytes: usize,
+    /// Messages that a subscription may have missed and still continue
+    #[arg(long, default_value_t = 10_000)]
+    recover_limit: usize,
+    /// How long a publish is recognised when it is sent again, in seconds
+    #[arg(long, default_value_t = 600)]
+    dedupe_window_seconds: u64,
     /// Close a connection whose backlog passes so many bytes
     #[arg(long, default_value_t = 8_388_608, value_parser = clap::value_parser!(u64).range(1..))]
     max_outbound_bytes: u64,
@@ -302,6 +322,8 @@ impl CommandLine {
         let kraken = self.nolag_compat == Profile::Kraken;
         let AuthBackend::Static = self.auth_backend;
         let (BrokerBackend::Syn | BrokerBackend::Memory) = self.broker_backend;
+        let history_size = if kraken { 0 } else { self.history_size };
+        let withdrawn = if history_size == 0 { Features::of([Feature::Recover]) } else { Features::NONE };
         Options {
             bind: self.bind_address,
             port: self.ws_port,
@@ -312,7 +334,11 @@ impl CommandLine {
             inert,
             settings: Settings {
                 profile: self.nolag_compat,
-                features: if kraken { Features::NONE } else { self.nolag_features.and(IMPLEMENTED) },
+                features: if kraken {
+                    Features::NONE
+                } else {
+                    self.nolag_features.and(IMPLEMENTED).without(withdrawn)
+                },
                 publish_rate_limit: self.publish_rate_limit.unwrap_or(if kraken { 50 } else { 1_000 }),
                 max_payload_bytes: self.max_message_size.min(LARGEST_PAYLOAD_LIMIT),
                 record_messages: self.record_messages,
@@ -321,6 +347,11 @@ impl CommandLine {
                 auth_cache_ttl: Duration::from_millis(self.auth_cache_ttl_ms),
                 retain_ttl: Duration::from_secs(self.retain_ttl_seconds),
                 retain_max: self.retain_max,
+                history_size,
+                history_ttl: Duration::from_secs(self.history_ttl_seconds),
+                history_max_bytes: self.history_max_bytes,
+                recover_limit: self.recover_limit,
+                dedupe_window: Duration::from_secs(self.dedupe_window_seconds),
                 max_outbound_bytes: usize::try_from(self.max_outbound_bytes).unwrap_or(usize::MAX),
                 shutdown_grace: Duration::from_millis(self.shutdown_grace_ms),
                 metrics: self.metrics.map_or(!kraken, |switch| switch == Switch::On),

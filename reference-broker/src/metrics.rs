@@ -50,6 +50,9 @@ pub(crate) struct Metrics {
     pub(crate) subscriptions: Gauge,
     pub(crate) presence_members: Gauge,
     pub(crate) retained_messages: Gauge,
+    pub(crate) history_messages: Gauge,
+    pub(crate) history_bytes: Gauge,
+    recoveries: Family<Outcome, Counter>,
     pub(crate) published: Count,
     rejected: Family<Code, Counter>,
     delivered: Count,
@@ -66,6 +69,7 @@ impl Default for Metrics {
         let mut registry = Registry::with_prefix("nolag");
         let connections = Family::default();
         let (subscriptions, presence_members, retained_messages) = <(Gauge, Gauge, Gauge)>::default();
+        let (history_messages, history_bytes, recoveries) = <(Gauge, Gauge, Family<_, Counter>)>::default();
         let published = Family::<Ingress, Counter>::default();
         let delivered = Family::<Protocol, Counter>::default();
         let (rejected, dropped, auth, frames) =
@@ -76,6 +80,13 @@ impl Default for Metrics {
         registry.register("subscriptions", "Subscriptions of all connections", subscriptions.clone());
         registry.register("presence_members", "Connections present in some room", presence_members.clone());
         registry.register("retained_messages", "Retained messages", retained_messages.clone());
+        registry.register("history_messages", "Messages in the history", history_messages.clone());
+        registry.register("history_bytes", "Their bytes, about", history_bytes.clone());
+        registry.register(
+            "recoveries",
+            "Subscriptions that asked to continue, by what came of it",
+            recoveries.clone(),
+        );
         registry.register("published", "Publishes accepted", published.clone());
         registry.register("publish_rejected", "Publishes refused, by error code", rejected.clone());
         registry.register("delivered", "Messages queued for a receiver", delivered.clone());
@@ -94,6 +105,9 @@ impl Default for Metrics {
             subscriptions,
             presence_members,
             retained_messages,
+            history_messages,
+            history_bytes,
+            recoveries,
             rejected,
             dropped,
             auth,
@@ -122,6 +136,11 @@ impl Metrics {
         if frames > 0 {
             self.dropped.get_or_create(&Reason { reason: "slow_consumer" }).inc_by(frames);
         }
+    }
+
+    /// A subscription continued, or did not for this reason.
+    pub(crate) fn recovered(&self, result: &'static str) {
+        self.recoveries.get_or_create(&Outcome { result }).inc();
     }
 
     pub(crate) fn auth(&self, result: &'static str) {

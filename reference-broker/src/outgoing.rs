@@ -5,19 +5,20 @@
 //! passes the bound is closed, its backlog dropped and counted, and nobody waits for it.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use futures_util::task::AtomicWaker;
 use nolag_protocol::codes;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 /// Names a connection within this process.
 pub(crate) type ConnectionId = u64;
 
 /// What a queued frame costs beyond its bytes.
-const FRAME_OVERHEAD: usize = size_of::<Bytes>();
+const FRAME_OVERHEAD: usize = size_of::<Entry>();
 
 /// Why and how the broker ends a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,9 +48,29 @@ pub(crate) struct Outgoing {
     writer: AtomicWaker,
 }
 
+/// Frames that are made when their turn comes, and are no backlog before.
+pub(crate) type Replay = Box<dyn Iterator<Item = Bytes> + Send>;
+
+/// What waits to be written.
+pub(crate) enum Entry {
+    /// A frame.
+    Frame(Bytes),
+    /// Several.
+    Replay(Replay),
+}
+
+impl fmt::Debug for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Frame(frame) => f.debug_tuple("Frame").field(frame).finish(),
+            Self::Replay(_) => f.write_str("Replay"),
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 struct Queue {
-    frames: VecDeque<Bytes>,
+    frames: VecDeque<Entry>,
     close: Option<Close>,
     /// How many frames were thrown away because the consumer was too slow.
     dropped: u64,
@@ -90,8 +111,20 @@ impl Outgoing {
             self.writer.wake();
             return;
         }
+        self.enqueue(queue, Entry::Frame(frame));
+    }
+
+    /// Queues frames that are made when the connection has taken what is before them.
+    pub(crate) fn push_replay(&self, replay: Replay) {
+        let queue = self.queue.lock();
+        if queue.close.is_none() {
+            self.enqueue(queue, Entry::Replay(replay));
+        }
+    }
+
+    fn enqueue(&self, mut queue: MutexGuard<'_, Queue>, entry: Entry) {
         let first = queue.frames.is_empty();
-        queue.frames.push_back(frame);
+        queue.frames.push_back(entry);
         drop(queue);
         if first {
             self.writer.wake();
@@ -118,7 +151,7 @@ impl Outgoing {
     /// the close when there is none left.
     pub(crate) fn poll_take(
         &self,
-        batch: &mut VecDeque<Bytes>,
+        batch: &mut VecDeque<Entry>,
         context: &Context<'_>,
     ) -> Poll<Option<Close>> {
         self.writer.register(context.waker());

@@ -30,7 +30,7 @@ use tokio_tungstenite::tungstenite::protocol::CloseFrame;
 use tokio_tungstenite::tungstenite::{Error as SocketError, Message};
 
 use crate::broker::Broker;
-use crate::outgoing::{Close, Outgoing};
+use crate::outgoing::{Close, Entry, Outgoing};
 use session::Session;
 
 /// How long a peer has to take what is left and to answer a close.
@@ -133,7 +133,7 @@ struct Writer<'c, K> {
     outgoing: &'c Outgoing,
     broker: &'c Broker,
     /// Taken from the queue, not yet given to the socket.
-    batch: VecDeque<Bytes>,
+    batch: VecDeque<Entry>,
 }
 
 impl<K: Sink<Message, Error = SocketError> + Unpin> Writer<'_, K> {
@@ -164,9 +164,8 @@ impl<K: Sink<Message, Error = SocketError> + Unpin> Writer<'_, K> {
         let mut bytes = 0;
         while !self.batch.is_empty() {
             poll_fn(|context| Pin::new(&mut self.sink).poll_ready(context)).await?;
-            if let Some(frame) = self.batch.pop_front() {
+            if let Some(frame) = self.next_frame() {
                 bytes += frame.len();
-                self.outgoing.sent(frame.len());
                 Pin::new(&mut self.sink).start_send(Message::Binary(frame))?;
             }
         }
@@ -175,6 +174,21 @@ impl<K: Sink<Message, Error = SocketError> + Unpin> Writer<'_, K> {
             self.sink.flush().await?;
         }
         Ok(None)
+    }
+
+    /// The next frame of the batch; none where it ends in a replay that is over.
+    fn next_frame(&mut self) -> Option<Bytes> {
+        loop {
+            if let Entry::Replay(replay) = self.batch.front_mut()?
+                && let Some(frame) = replay.next()
+            {
+                return Some(frame);
+            }
+            if let Some(Entry::Frame(frame)) = self.batch.pop_front() {
+                self.outgoing.sent(frame.len());
+                return Some(frame);
+            }
+        }
     }
 
     /// Writes what is left and the close, and waits for the peer's.

@@ -63,6 +63,8 @@ pub(super) struct Live {
     pub(super) version: u64,
     /// The features granted (features 1).
     pub(super) features: Features,
+    /// Names the client instance.
+    pub(super) client_id: Option<Arc<str>>,
     pub(super) limits: Limits,
     pub(super) subscriptions: HashMap<Arc<str>, Subscription>,
     /// The room it is present in.
@@ -76,10 +78,11 @@ pub(super) struct Live {
 }
 
 /// What an `auth` asks for beside its identity.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 struct Asked {
     version: u64,
     features: Features,
+    client_id: Option<Arc<str>>,
 }
 
 /// What came of asking about a token.
@@ -315,6 +318,7 @@ impl Session {
         let asked = Asked {
             version: auth.protocol_version.0.min(PROTOCOL_VERSION),
             features: Features::named(auth.features.iter().copied()).and(broker.settings.features),
+            client_id: auth.client_id.map(Arc::from),
         };
         self.waiting = Some(Box::pin(async move {
             let result = broker.auth.validate(&token).await;
@@ -360,6 +364,7 @@ impl Session {
             identity,
             version: asked.version,
             features: asked.features,
+            client_id: asked.client_id,
             limits,
             subscriptions,
             room,

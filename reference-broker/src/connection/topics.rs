@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use nolag_protocol::features::{Feature, Features};
 use nolag_protocol::filter::{self, FilterError};
 use nolag_protocol::frame::{
-    FiltersUpdated, Lenient, Publish, Published, Raw, SetFilters, Subscribe, Subscribed, Unsubscribed,
+    FiltersUpdated, Lenient, Publish, Qos, Raw, SetFilters, Subscribe, Subscribed, Unsubscribed,
 };
 use nolag_protocol::grant::{self, Operation, Resolution};
 use nolag_protocol::topic::{self, MAX_TOPIC_BYTES};
@@ -15,10 +16,17 @@ use uuid::Uuid;
 
 use super::requests::{ENVELOPE_BYTES, Relayed, relayed};
 use super::session::{Context, Live, Session};
-use crate::hub::{Interest, Origin, Publication};
+use crate::hub::{Envelope, Interest, Join, Joined, Origin, Publication, Reply};
+use crate::store::Full;
 
 /// How many subscriptions a connection may hold: more than anybody needs, and some 50 MB of memory.
 const MAX_SUBSCRIPTIONS: usize = 100_000;
+
+/// The features that the frames of messages depend on.
+const IN_FRAMES: Features = Features::of([Feature::Recover, Feature::Trace]);
+
+/// How many messages of the history a subscribe may ask for (features 2).
+const MAX_HISTORY: u64 = 1_000;
 
 const DENIED_HINT: &str = "the topic is outside this token's grants or its room does not exist";
 
@@ -48,6 +56,7 @@ impl Live {
             group: group.map(|name| grant::share_group(project, &resolution.app_id, name).into()),
             descends: !resolution.exact && grant::descends(&self.identity.rules, &effective),
             scope: self.identity.scope_slug.as_deref().filter(|_| *effective != *address).map(Arc::from),
+            features: self.features.and(IN_FRAMES),
             base: resolution.base.into(),
             topic: address,
         })
@@ -110,26 +119,38 @@ impl Session {
             let detail = Some("a connection holds at most 100,000 subscriptions");
             return self.error(codes::INVALID_MESSAGE, Context { detail, ..context });
         }
-        let load_balance = Some(interest.group.is_some());
-        let reply = Subscribed {
-            topic: subscribe.topic,
-            load_balance,
-            epoch: None,
-            seq: None,
-            recovered: None,
-            gap: None,
-            msg_ref,
+        let recovers = live.features.has(Feature::Recover);
+        let history = match subscribe.history.filter(|_| recovers) {
+            Some(count @ 1..=MAX_HISTORY) => usize::try_from(count).ok(),
+            Some(_) => {
+                let detail = Some("history is 1 to 1,000 messages");
+                return self.error(codes::INVALID_MESSAGE, Context { detail, ..context });
+            }
+            None => None,
         };
-        let reply = self.broker.metrics.encoded(reply);
-        self.put(interest, false, reply);
+        let load_balance = Some(interest.group.is_some());
+        let metrics = self.broker.metrics.clone();
+        let recover = subscribe.recover.filter(|_| recovers);
+        self.put(interest, Join { recover, history, ..Join::default() }, |joined| {
+            metrics.encoded(Subscribed {
+                topic: subscribe.topic,
+                load_balance,
+                epoch: joined.map(|joined| joined.epoch),
+                seq: joined.map(|joined| joined.seq),
+                recovered: joined.and_then(|joined| joined.recovered),
+                gap: joined.and_then(|joined| joined.gap),
+                msg_ref,
+            })
+        });
     }
 
     /// Puts a subscription in the place of the one of the same topic, if there is one.
-    fn put(&mut self, interest: Interest, fresh: bool, reply: Bytes) {
+    fn put(&mut self, interest: Interest, join: Join<'_>, reply: impl FnOnce(Option<Joined<'_>>) -> Bytes) {
         let (broker, outgoing) = (self.broker.clone(), self.outgoing.clone());
         let Some(live) = self.live() else { return };
         let previous = live.subscriptions.remove(&interest.topic);
-        let subscription = broker.hub.subscribe(&outgoing, interest, previous, fresh, reply);
+        let join = Join { actor: &live.actor, client_id: live.client_id.as_deref(), ..join };
+        let subscription = broker.hub.subscribe(&outgoing, interest, previous, &join, reply);
         live.subscriptions.insert(subscription.interest.topic.clone(), subscription);
     }
 
@@ -162,7 +183,8 @@ impl Session {
                     let detail = Some("the filters do not fit a reply");
                     return self.error(codes::INVALID_MESSAGE, Context { detail, ..context });
                 }
-                self.put(Interest { keys, ..current }, true, reply);
+                let join = Join { fresh: true, ..Join::default() };
+                self.put(Interest { keys, ..current }, join, |_| reply);
             }
             Err(error) => self.filters_refused(error, context),
         }
@@ -206,6 +228,18 @@ impl Session {
             session.error(code, context);
         };
 
+        let reply = msg_ref.map(|msg_ref| Reply {
+            to: &outgoing,
+            topic: publish.topic,
+            msg_ref,
+            with_level: live.features.has(Feature::Dedupe) || live.features.has(Feature::Recover),
+        });
+        let recognised = msg_ref.filter(|_| live.features.has(Feature::Dedupe));
+        if let Some(msg_ref) = recognised
+            && broker.hub.repeated(&live.actor, msg_ref, reply)
+        {
+            return;
+        }
         if !live.limits.admits(now.as_secs()) {
             return reject(self, codes::RATE_LIMIT_EXCEEDED, context);
         }
@@ -252,29 +286,32 @@ impl Session {
         let mut id = Uuid::encode_buffer();
         let msg_id =
             broker.settings.record_messages.then(|| &*Uuid::new_v4().hyphenated().encode_lower(&mut id));
+        let silent = publish.echo.is(false);
         let publication = Publication {
-            origin: Origin {
-                base: &resolution.base,
-                topic: &effective,
-                exact: resolution.exact,
-                key: key.as_deref(),
-                reaches_below,
+            message: Envelope {
+                origin: Origin {
+                    base: &resolution.base,
+                    topic: &effective,
+                    exact: resolution.exact,
+                    key: key.as_deref(),
+                    reaches_below,
+                },
+                data,
+                msg_id,
+                from: &live.actor,
+                from_type: "actor",
+                timestamp: u64::try_from(now.as_millis()).unwrap_or(u64::MAX),
+                trace: None,
             },
-            data,
-            msg_id,
-            from: &live.actor,
-            from_type: "actor",
-            timestamp: u64::try_from(now.as_millis()).unwrap_or(u64::MAX),
-            silent: publish.echo.is(false).then_some(outgoing.id()),
+            keep: publish.qos.is_some_and(|qos| qos >= Qos::AtLeastOnce),
+            msg_ref: recognised,
+            silent: silent.then_some(outgoing.id()),
+            silent_client: live.client_id.as_deref().filter(|_| silent),
             retain: publish.retain.is(true).then_some(retain_ttl.unwrap_or(broker.settings.retain_ttl)),
         };
-        let reply = msg_ref.map(|msg_ref| {
-            let reply =
-                Published { topic: publish.topic, msg_ref: Some(msg_ref), duplicate: None, level: None };
-            (&*outgoing, broker.metrics.encoded(reply))
-        });
-        broker.hub.publish(&publication, reply);
-        broker.metrics.published.inc();
+        if let Err(Full) = broker.hub.publish(&publication, reply) {
+            reject(self, codes::STORE_FULL, context);
+        }
     }
 
     /// Lets go of the subscriptions that new grants do not cover, and moves those that they map elsewhere.

@@ -6,6 +6,8 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use nolag_protocol::features::Features;
+
 /// What a subscription asks for, resolved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Interest {
@@ -27,6 +29,8 @@ pub(crate) struct Interest {
     pub(crate) descends: bool,
     /// The scope that was put into the address, and that its owner does not see.
     pub(crate) scope: Option<Arc<str>>,
+    /// What its owner was granted, as far as its frames depend on that.
+    pub(crate) features: Features,
 }
 
 /// Where a message was published.
@@ -102,7 +106,44 @@ pub(super) fn wanted_key<'a>(origin: &Origin<'a>, relation: Relation<'a>) -> Opt
     }
 }
 
+/// How a base lies to an interest, whatever the messages published there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// Its messages are among the interest's, if their filter keys are.
+    Within,
+    /// One level above; only messages whose key is that level are.
+    Above,
+    /// None are.
+    Elsewhere,
+}
+
 impl Interest {
+    /// The levels before the first wildcard: what every base begins with that it concerns, except for its messages with keys.
+    pub(super) fn fixed_levels(&self) -> &str {
+        let levels = self.base.split('/').enumerate();
+        let fixed: usize = levels
+            .take_while(|(index, level)| {
+                !self.wildcard || *index < self.app_levels || !matches!(*level, "+" | "#")
+            })
+            .map(|(_, level)| level.len() + 1)
+            .sum();
+        &self.base[..fixed.saturating_sub(1)]
+    }
+
+    /// How a base lies to it. Whether the base is a rule's own topic is left out of account.
+    pub(super) fn place(&self, base: &str) -> Place {
+        let next = self.base.split('/').nth(base.split('/').count());
+        let origin = Origin { base, topic: base, exact: false, key: next, reaches_below: true };
+        let relation =
+            if self.wildcard { self.pattern_relation(&origin) } else { self.topic_relation(&origin) };
+        match relation {
+            Some(Relation::Own | Relation::Under) => Place::Within,
+            Some(Relation::Deeper(_)) if self.descends => Place::Within,
+            Some(Relation::ByKey) => Place::Above,
+            Some(Relation::Deeper(_)) | None => Place::Elsewhere,
+        }
+    }
+
     /// How it gets a message, if it does.
     pub(super) fn wants<'a>(&'a self, origin: &Origin<'a>) -> Option<Delivery<'a>> {
         let relation =

@@ -169,7 +169,11 @@ impl Members {
 
 /// Whether two subscriptions at one place get the same frames.
 fn alike(a: &Interest, b: &Interest) -> bool {
-    a.topic == b.topic && a.descends == b.descends && a.scope == b.scope && a.wildcard == b.wildcard
+    a.topic == b.topic
+        && a.descends == b.descends
+        && a.scope == b.scope
+        && a.wildcard == b.wildcard
+        && a.features == b.features
 }
 
 impl Group {

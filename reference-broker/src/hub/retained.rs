@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
+use std::sync::Arc;
 
-use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::Publication;
 use super::address::{Interest, Origin};
 use crate::outgoing::ConnectionId;
+use crate::store::Record;
 
 /// How many bytes of payload are kept, oldest out first. The number of messages is a setting; this bounds what
 /// they may weigh together.
@@ -30,45 +30,16 @@ pub(super) struct Retained {
 pub(super) struct Kept {
     age: u64,
     until: Instant,
-    base: String,
-    topic: String,
-    exact: bool,
-    key: Option<String>,
-    reaches_below: bool,
-    data: Bytes,
-    msg_id: Option<String>,
-    from: String,
-    from_type: String,
-    timestamp: u64,
-    silent: Option<ConnectionId>,
+    pub(super) record: Arc<Record>,
+    /// The connection that shall not get it back.
+    pub(super) silent: Option<ConnectionId>,
 }
 
-impl Kept {
-    pub(super) fn origin(&self) -> Origin<'_> {
-        Origin {
-            base: &self.base,
-            topic: &self.topic,
-            exact: self.exact,
-            key: self.key.as_deref(),
-            reaches_below: self.reaches_below,
-        }
-    }
-
-    pub(super) fn silent(&self) -> Option<ConnectionId> {
-        self.silent
-    }
-
-    pub(super) fn publication(&self) -> Publication<'_> {
-        Publication {
-            origin: self.origin(),
-            data: &self.data,
-            msg_id: self.msg_id.as_deref(),
-            from: &self.from,
-            from_type: &self.from_type,
-            timestamp: self.timestamp,
-            silent: self.silent,
-            retain: None,
-        }
+/// What a retained message is kept under: its base, and its filter key as one more level.
+pub(super) fn routing_key(origin: &Origin<'_>) -> String {
+    match origin.key {
+        Some(key) => format!("{}/{key}", origin.base),
+        None => origin.base.to_owned(),
     }
 }
 
@@ -81,39 +52,22 @@ impl Retained {
         self.by_key.len()
     }
 
-    /// Keeps a message until then in the place of the one before; without a time it only clears.
-    pub(super) fn set(&mut self, message: &Publication<'_>, until: Option<Instant>) {
-        let origin = &message.origin;
-        let routing_key = match origin.key {
-            Some(key) => format!("{}/{key}", origin.base),
-            None => origin.base.to_owned(),
-        };
-        self.remove(&routing_key);
-        let Some(until) = until else { return };
+    /// Keeps a message until then in the place of the one before, and tells which keys lost theirs for it.
+    pub(super) fn set(
+        &mut self,
+        now: Instant,
+        key: String,
+        record: Arc<Record>,
+        until: Instant,
+        silent: Option<ConnectionId>,
+    ) -> Vec<String> {
+        self.remove(&key);
         let age = self.next_age;
         self.next_age += 1;
-        self.bytes += message.data.len();
-        self.ages.insert(age, routing_key.clone());
-        self.by_key.insert(
-            routing_key,
-            Kept {
-                age,
-                until,
-                base: origin.base.to_owned(),
-                topic: origin.topic.to_owned(),
-                exact: origin.exact,
-                key: origin.key.map(str::to_owned),
-                reaches_below: origin.reaches_below,
-                // Copied: a slice would keep the whole buffer that the frame was read into.
-                data: Bytes::copy_from_slice(message.data),
-                msg_id: message.msg_id.map(str::to_owned),
-                from: message.from.to_owned(),
-                from_type: message.from_type.to_owned(),
-                timestamp: message.timestamp,
-                silent: message.silent,
-            },
-        );
-        let now = Instant::now();
+        self.bytes += record.data.len();
+        self.ages.insert(age, key.clone());
+        self.by_key.insert(key, Kept { age, until, record, silent });
+        let mut lost = Vec::new();
         while let Some((_, oldest)) = self.ages.first_key_value()
             && (self.by_key.len() > self.max
                 || self.bytes > MAX_BYTES
@@ -121,28 +75,27 @@ impl Retained {
         {
             let oldest = oldest.clone();
             self.remove(&oldest);
+            lost.push(oldest);
         }
+        lost
+    }
+
+    /// Keeps none under this key.
+    pub(super) fn clear(&mut self, key: &str) {
+        self.remove(key);
     }
 
     fn remove(&mut self, routing_key: &str) {
         if let Some(kept) = self.by_key.remove(routing_key) {
             self.ages.remove(&kept.age);
-            self.bytes -= kept.data.len();
+            self.bytes -= kept.record.data.len();
         }
     }
 
     /// The messages that an interest may want, in the order of their keys; whether it does is for
     /// [`Interest::wants`] to say.
     pub(super) fn matching(&self, interest: &Interest, now: Instant) -> impl Iterator<Item = &Kept> {
-        // Every routing key that could be wanted begins with the levels before the first wildcard.
-        let levels = interest.base.split('/').enumerate();
-        let fixed: usize = levels
-            .take_while(|(index, level)| {
-                !interest.wildcard || *index < interest.app_levels || !matches!(*level, "+" | "#")
-            })
-            .map(|(_, level)| level.len() + 1)
-            .sum();
-        let prefix = &interest.base[..fixed.saturating_sub(1)];
+        let prefix = interest.fixed_levels();
         let at = self.by_key.get_key_value(prefix);
         let below = format!("{prefix}/");
         let below = self

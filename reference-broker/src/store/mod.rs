@@ -56,6 +56,8 @@ pub struct Accepted {
     pub msg_ref: Arc<str>,
     /// When it was accepted, in ms since 1970.
     pub at: u64,
+    /// The number it got.
+    pub seq: u64,
 }
 
 /// How far a group that redelivers has come.
@@ -97,8 +99,18 @@ pub struct Kept {
     pub marks: Vec<Mark>,
 }
 
+impl Kept {
+    /// Nothing: the beginning of a new run of numbers.
+    pub fn nothing() -> Self {
+        Self { epoch: uuid::Uuid::new_v4().simple().to_string(), ..Self::default() }
+    }
+}
+
 /// What became of a change.
 pub type Synced = Result<(), Full>;
+
+/// Is told what became of a change.
+pub type Done = Box<dyn FnOnce(Synced) + Send>;
 
 /// The store is at its bound, or cannot write; what it has stays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -110,12 +122,15 @@ pub trait Store: Send + Sync {
     /// What an acknowledgement promises once a change is synced: `memory` or `disk`.
     fn level(&self) -> &'static str;
 
+    /// Whether anything outlives the process. Where not, nobody need tell the store of changes.
+    fn is_durable(&self) -> bool;
+
     /// Whether changes can be taken; asked before a publish is accepted.
     fn check(&self) -> Synced;
 
     /// Takes a change, and calls `done` once it would survive a crash, from any thread; in the order of the calls.
-    /// Never waits: it is called under the hub's lock, in the order of the numbers.
-    fn put(&self, change: Change, done: Option<Box<dyn FnOnce(Synced) + Send>>);
+    /// Never waits: it is called under the hub's lock, in the order of the numbers; but a message may be stored once more later.
+    fn put(&self, change: Change, done: Option<Done>);
 
     /// Nothing numbered below `seq` is in the history any more.
     fn trim(&self, seq: u64);
@@ -130,11 +145,15 @@ impl Store for Memory {
         "memory"
     }
 
+    fn is_durable(&self) -> bool {
+        false
+    }
+
     fn check(&self) -> Synced {
         Ok(())
     }
 
-    fn put(&self, _change: Change, done: Option<Box<dyn FnOnce(Synced) + Send>>) {
+    fn put(&self, _change: Change, done: Option<Done>) {
         if let Some(done) = done {
             done(Ok(()));
         }
