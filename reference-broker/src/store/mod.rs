@@ -87,6 +87,8 @@ pub struct Kept {
     pub epoch: String,
     /// No number up to here may be given out any more.
     pub last: u64,
+    /// All that was kept from this number on is in `history`; of what came before, some may have been dropped.
+    pub floor: u64,
     /// By number, rising.
     pub history: Vec<Record>,
     /// In any order.
@@ -113,6 +115,11 @@ pub trait Store: Send + Sync {
     /// Whether changes can be taken; asked before a publish is accepted.
     fn check(&self) -> Synced;
 
+    /// Whether this number may be given out; asked before each one, also where nothing is kept. A disk knows a bound above
+    /// all that were given out, so that none is given out twice after a crash; it raises the bound in good time, and
+    /// says [`Full`] where it could not.
+    fn covers(&self, seq: u64) -> Synced;
+
     /// Takes a change, and calls `done` once it would survive a crash, from any thread; in the order of the calls.
     /// Never waits: it is called under the hub's lock, in the order of the numbers.
     fn put(&self, change: Change, done: Option<Box<dyn FnOnce(Synced) + Send>>);
@@ -131,6 +138,10 @@ impl Store for Memory {
     }
 
     fn check(&self) -> Synced {
+        Ok(())
+    }
+
+    fn covers(&self, _seq: u64) -> Synced {
         Ok(())
     }
 
