@@ -9,6 +9,8 @@ use std::sync::Arc;
 use nolag_broker::auth::{AllowAll, Auth, DEMO_TOKENS, StaticAuth};
 use nolag_broker::clock::Clock;
 use nolag_broker::config::{LogFormat, Options, one_line};
+use nolag_broker::store::Disk;
+use nolag_broker::store::disk::Bounds;
 use nolag_broker::{Broker, http};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -96,6 +98,17 @@ async fn run(options: Options) -> Result<(), String> {
         }
     };
 
+    // Before it listens: a file that cannot be used stops the start.
+    let store = match &options.store {
+        Some(path) => {
+            let (disk, kept) =
+                Disk::open(path, Bounds::default()).map_err(|error| format!("error: {error}"))?;
+            tracing::info!(file = %path.display(), messages = kept.history.len(), "store");
+            Some(disk)
+        }
+        None => None,
+    };
+
     // Tokens that everybody knows are for this machine only, unless somebody says otherwise.
     let demo = matches!(tokens, Tokens::Demo);
     let everywhere = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
@@ -133,6 +146,9 @@ async fn run(options: Options) -> Result<(), String> {
     tokio::select! {
         () = broker.shutdown() => {}
         () = stop() => {}
+    }
+    if let Some(disk) = store {
+        disk.close();
     }
     Ok(())
 }

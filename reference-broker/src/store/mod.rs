@@ -1,14 +1,21 @@
 //! What is kept beyond the moment: history, retained messages, the window of repeats, the marks of groups.
 //!
 //! The hub answers every read from its own memory. A [`Store`] is told what changes, and gives it back at the next start:
-//! [`Memory`] nothing, a disk all that it had synced.
+//! [`Memory`] nothing, a [`Disk`] all that it had synced.
+
+pub mod disk;
 
 use std::sync::Arc;
 
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+pub use disk::Disk;
 
 /// An accepted publish, as history and retained messages keep it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+///
+/// A disk keeps the fields in this order: new ones go to the end, with `#[serde(default)]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     /// Its number, 1 … 2^53−1; numbers rise over all topics and projects, and may skip.
     pub seq: u64,
