@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::BoolishValueParser;
+use clap::error::ErrorKind;
 use clap::{Arg, CommandFactory as _, FromArgMatches as _, ValueEnum};
 use nolag_protocol::MAX_PAYLOAD_BYTES;
 use nolag_protocol::features::{Feature, Features};
@@ -87,6 +88,8 @@ pub struct Options {
     pub auth_file: Option<PathBuf>,
     /// Take any token.
     pub allow_all: bool,
+    /// The file that keeps what outlives the process; `None`: nothing does.
+    pub store: Option<PathBuf>,
     /// Which messages to log.
     pub log_level: String,
     /// How to log.
@@ -130,6 +133,13 @@ enum BrokerBackend {
     Memory,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum StoreBackend {
+    #[value(alias = "ets")] // kraken's name
+    Memory,
+    Disk,
+}
+
 /// Variables of the drop-in broker whose parts are not here yet, or do not apply: taken with a warning.
 const INERT: &[&str] = &[
     "MQTT_PORT",
@@ -143,8 +153,6 @@ const INERT: &[&str] = &[
     "CONTROL_HTTP_URL",
     "BACKEND_SECRET",
     "INTERNAL_SECRET",
-    "STORE_BACKEND",
-    "STORE_PATH",
     "STORE_TTL_SECONDS",
     "STORE_MAX_MESSAGES",
     "CLUSTER_ENABLED",
@@ -211,6 +219,13 @@ struct CommandLine {
     /// Fan-out; kraken's `mqtt` is not offered
     #[arg(long, value_enum, default_value = "syn")]
     broker_backend: BrokerBackend,
+    /// File that keeps history, retained messages and the window of repeats over restarts, made where there is none
+    /// [default: they are in memory only]
+    #[arg(long, visible_alias = "store")]
+    store_path: Option<PathBuf>,
+    /// Where they are kept [default: disk with a file, else memory]
+    #[arg(long, value_enum)]
+    store_backend: Option<StoreBackend>,
     /// Publishes a second of a connection whose token names no rate; 0 means no limit [default: 1000, in the
     /// kraken profile 50]
     #[arg(long)]
@@ -312,12 +327,29 @@ impl Options {
         });
         let matches = command.try_get_matches_from(args)?;
         let line = CommandLine::from_arg_matches(&matches)?;
+        line.check_store()?;
         let inert = INERT.iter().copied().filter(|name| matches.contains_id(name)).collect();
         Ok(line.into_options(inert))
     }
 }
 
 impl CommandLine {
+    /// Where messages are kept, and whether there is a file for it, must agree.
+    fn check_store(&self) -> Result<(), clap::Error> {
+        let (kind, text) = match (self.store_backend, &self.store_path) {
+            (Some(StoreBackend::Disk), None) => (
+                ErrorKind::MissingRequiredArgument,
+                "STORE_BACKEND=disk needs a file; name it with --store or STORE_PATH",
+            ),
+            (Some(StoreBackend::Memory), Some(_)) => (
+                ErrorKind::ArgumentConflict,
+                "STORE_PATH names a file and STORE_BACKEND none; leave out one of them",
+            ),
+            _ => return Ok(()),
+        };
+        Err(Self::command().error(kind, text))
+    }
+
     fn into_options(self, inert: Vec<&'static str>) -> Options {
         let kraken = self.nolag_compat == Profile::Kraken;
         let AuthBackend::Static = self.auth_backend;
@@ -329,6 +361,7 @@ impl CommandLine {
             port: self.ws_port,
             auth_file: self.auth_file,
             allow_all: self.auth_allow_all,
+            store: self.store_path,
             log_level: self.log_level,
             log_format: self.log_format,
             inert,
@@ -420,6 +453,22 @@ mod tests {
         let error = parse(&["--prot", "1"]).unwrap_err();
         assert!(error.contains("--prot") && error.contains("--port"), "{error}");
         assert!(parse(&["--broker-backend", "mqtt"]).unwrap_err().contains("memory"));
+    }
+
+    #[test]
+    fn a_store_is_a_file_and_both_settings_agree_on_it() {
+        let store = |args: &[&str]| parse(args).map(|options| options.store);
+        assert_eq!(store(&[]), Ok(None));
+        assert_eq!(store(&["--store-backend", "ets"]), Ok(None));
+        for args in
+            [&["--store", "x"][..], &["--store-path", "x"], &["--store", "x", "--store-backend", "disk"]]
+        {
+            assert_eq!(store(args), Ok(Some("x".into())));
+        }
+        let error = store(&["--store-backend", "disk"]).unwrap_err();
+        assert!(error.contains("STORE_PATH") && error.contains("--store"), "{error}");
+        let error = store(&["--store-backend", "memory", "--store", "x"]).unwrap_err();
+        assert!(error.contains("STORE_PATH") && error.contains("STORE_BACKEND"), "{error}");
     }
 
     #[test]

@@ -9,6 +9,8 @@ use std::sync::Arc;
 use nolag_broker::auth::{AllowAll, Auth, DEMO_TOKENS, StaticAuth};
 use nolag_broker::clock::Clock;
 use nolag_broker::config::{LogFormat, Options, one_line};
+use nolag_broker::store::Disk;
+use nolag_broker::store::disk::Bounds;
 use nolag_broker::{Broker, http};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -96,6 +98,21 @@ async fn run(options: Options) -> Result<(), String> {
         }
     };
 
+    // Before it listens: a file that cannot be used stops the start.
+    let store = match &options.store {
+        Some(path) => {
+            let bounds = Bounds {
+                history_bytes: options.settings.history_max_bytes as u64,
+                dedupe_window: options.settings.dedupe_window,
+                ..Bounds::default()
+            };
+            let (disk, kept) = Disk::open(path, bounds).map_err(|error| format!("error: {error}"))?;
+            tracing::info!(file = %path.display(), messages = kept.history.len(), "store");
+            Some((Arc::new(disk), kept))
+        }
+        None => None,
+    };
+
     // Tokens that everybody knows are for this machine only, unless somebody says otherwise.
     let demo = matches!(tokens, Tokens::Demo);
     let everywhere = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
@@ -116,7 +133,13 @@ async fn run(options: Options) -> Result<(), String> {
         }
     }
 
-    let broker = Broker::new(options.settings, auth, Clock::System);
+    let (disk, broker) = match store {
+        Some((disk, kept)) => {
+            let broker = Broker::with_store(options.settings, auth, Clock::System, disk.clone(), kept);
+            (Some(disk), broker)
+        }
+        None => (None, Broker::new(options.settings, auth, Clock::System)),
+    };
     let (mut terminate, mut interrupt) =
         (stop_signal(SignalKind::terminate())?, stop_signal(SignalKind::interrupt())?);
     let mut stop = async || {
@@ -133,6 +156,9 @@ async fn run(options: Options) -> Result<(), String> {
     tokio::select! {
         () = broker.shutdown() => {}
         () = stop() => {}
+    }
+    if let Some(disk) = disk {
+        disk.close();
     }
     Ok(())
 }

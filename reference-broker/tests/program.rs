@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
@@ -145,6 +146,37 @@ fn a_port_in_use_is_named() {
     let port = taken.local_addr().unwrap().port().to_string();
     let said = refused(program(directory.path()).args(["--port", &port]));
     assert!(said.contains(&port) && said.contains("--port"), "{said}");
+}
+
+/// A file that cannot be the store, or is another broker's, stops the start and stays as it is.
+#[test]
+fn a_store_that_cannot_be_used_stops_the_start() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("notes.txt");
+    fs::write(&path, "my notes").unwrap();
+    let start = |store: &str| {
+        let mut command = program(directory.path());
+        command.args(["--port", "0", "--store", store]);
+        command
+    };
+    for store in ["notes.txt", ".", "no/such/folder/store"] {
+        let said = refused(&mut start(store));
+        assert!(said.contains(store) && said.contains("--store"), "{said}");
+    }
+    assert_eq!(fs::read_to_string(&path).unwrap(), "my notes");
+
+    let broker = Running::start(&mut start("store"));
+    let said = refused(&mut start("store"));
+    assert!(said.contains("store is in use by another broker") && said.contains("--store"), "{said}");
+    let (status, _) = broker.stop();
+    assert_eq!(status, Some(0));
+    let whole = fs::read(directory.path().join("store")).unwrap();
+    assert_eq!(fs::metadata(directory.path().join("store")).unwrap().permissions().mode() & 0o777, 0o600);
+    fs::write(directory.path().join("store"), &whole[..whole.len() / 2]).unwrap();
+    let said = refused(&mut start("store"));
+    assert!(said.contains("store is damaged") && said.contains("move it away"), "{said}");
+    fs::write(directory.path().join("store"), &whole).unwrap();
+    Running::start(&mut start("store"));
 }
 
 #[test]

@@ -53,8 +53,9 @@ struct Log {
 }
 
 impl History {
-    pub(super) fn new(bounds: Bounds) -> Self {
-        Self { bounds, bytes: 0, by_seq: BTreeMap::new(), by_base: BTreeMap::new(), empty: 0, forgotten: 0 }
+    /// An empty one; messages with numbers up to `forgotten` may have been dropped before.
+    pub(super) fn new(bounds: Bounds, forgotten: u64) -> Self {
+        Self { bounds, bytes: 0, by_seq: BTreeMap::new(), by_base: BTreeMap::new(), empty: 0, forgotten }
     }
 
     /// Whether anything is kept at all.

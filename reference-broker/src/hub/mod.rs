@@ -189,11 +189,14 @@ impl Hub {
         let mut state = State {
             table: Table::default(),
             retained: Retained::new(settings.retain_max),
-            history: History::new(Bounds {
-                size: settings.history_size,
-                ttl: settings.history_ttl,
-                bytes: settings.history_max_bytes,
-            }),
+            history: History::new(
+                Bounds {
+                    size: settings.history_size,
+                    ttl: settings.history_ttl,
+                    bytes: settings.history_max_bytes,
+                },
+                kept.floor.saturating_sub(1),
+            ),
             repeats: Repeats::new(settings.dedupe_window),
             seq: kept.last,
             trimmed: 0,
@@ -357,26 +360,25 @@ impl Hub {
 
     fn answer_repeat(&self, state: &State, seq: u64, reply: Option<Reply<'_>>) {
         let Some(reply) = reply else { return };
-        let kept = state.history.get(seq);
-        match kept.filter(|_| self.store.is_durable()) {
-            // Stored once more: the first time may have failed.
-            Some(record) => {
-                let change = Change { message: Some(record.clone()), ..Change::default() };
-                let done = reply.once_synced(&self.metrics, true, self.store.level());
-                self.store.put(change, Some(done));
+        let level = state.history.get(seq).map(|_| self.store.level());
+        match level.filter(|_| self.store.is_durable()) {
+            // It may not be synced yet.
+            Some(level) => {
+                self.store.put(Change::default(), Some(reply.once_synced(&self.metrics, true, level)));
             }
-            None => reply.published(&self.metrics, true, kept.map(|_| self.store.level())),
+            None => reply.published(&self.metrics, true, level),
         }
     }
 
     /// Queues a message for everybody who wants it, after the reply for its publisher.
     ///
-    /// With a store on disk, what is kept is answered when it is synced. A repeat is answered and goes no further.
+    /// With a store on disk, what is kept is answered when it is synced. A repeat is answered and goes no further. Returns for
+    /// how many it was queued.
     pub(crate) fn publish(
         &self,
         publication: &Publication<'_>,
         reply: Option<Reply<'_>>,
-    ) -> Result<(), Full> {
+    ) -> Result<u64, Full> {
         let message = &publication.message;
         let mut state = self.state.lock();
         let state = &mut *state;
@@ -385,14 +387,15 @@ impl Hub {
             && let Some(seq) = state.repeats.find(now, message.from, msg_ref)
         {
             self.answer_repeat(state, seq, reply);
-            return Ok(());
+            return Ok(0);
         }
         let keep = publication.keep && state.history.is_on();
+        let seq = state.seq + 1;
+        self.store.covers(seq)?;
         if keep || publication.retain.is_some() {
             self.store.check()?;
         }
-        state.seq += 1;
-        let seq = state.seq;
+        state.seq = seq;
         let clears = self.extended && message.data == nolag_protocol::msgpack::NIL;
         let record = (keep || publication.retain.is_some_and(|_| !clears)).then(|| {
             let like = state.history.newest(message.origin.base);
@@ -445,7 +448,7 @@ impl Hub {
         });
         self.metrics.published.inc();
         self.metrics.delivered(delivered);
-        Ok(())
+        Ok(delivered)
     }
 
     /// Tells the store how far the history has gone, now and then.

@@ -1,18 +1,22 @@
 //! The table against the plain decision of [`Interest::wants`], and that against the vectors.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use bytes::Bytes;
+use nolag_protocol::features::Features;
 use nolag_protocol::filter::{self, Item};
 use nolag_protocol::frame::ServerFrame;
 use nolag_protocol::topic::is_wildcard;
 use proptest::prelude::*;
 use serde_json::Value;
 
-use super::{Hub, Interest, Origin, Publication};
+use super::{Envelope, Hub, Interest, Join, Origin, Publication, Subscription};
 use crate::config::Settings;
-use crate::outgoing::Outgoing;
+use crate::outgoing::{Entry, Outgoing};
+use crate::store::{Kept, Memory};
 
 fn interest(topic: &str, keys: Vec<String>, descends: bool) -> Interest {
     Interest {
@@ -25,29 +29,50 @@ fn interest(topic: &str, keys: Vec<String>, descends: bool) -> Interest {
         group: None,
         descends,
         scope: None,
+        features: Features::NONE,
     }
 }
 
 fn publication<'a>(base: &'a str, key: Option<&'a str>, reaches_below: bool) -> Publication<'a> {
     let topic = base.strip_prefix("app/").unwrap_or(base);
     Publication {
-        origin: Origin { base, topic, exact: false, key, reaches_below },
-        data: &[0x01],
-        msg_id: None,
-        from: "alice",
-        from_type: "actor",
-        timestamp: 0,
+        message: Envelope {
+            origin: Origin { base, topic, exact: false, key, reaches_below },
+            data: &[0x01],
+            msg_id: None,
+            from: "alice",
+            from_type: "actor",
+            timestamp: 0,
+            trace: None,
+        },
+        keep: false,
+        msg_ref: None,
         silent: None,
+        silent_client: None,
         retain: None,
     }
 }
 
+fn hub(settings: &Settings) -> Hub {
+    Hub::new(settings, Arc::default(), Arc::new(Memory), Kept::nothing(), Duration::ZERO)
+}
+
+/// Subscribes, with an empty frame for a reply.
+fn subscribe(hub: &Hub, outgoing: &Arc<Outgoing>, interest: Interest) -> Subscription {
+    hub.subscribe(outgoing, interest, None, &Join::default(), |_| Bytes::new())
+}
+
 /// All frames that are queued for a connection.
 fn drain(outgoing: &Outgoing) -> Vec<Bytes> {
-    let mut frames = std::collections::VecDeque::new();
-    match outgoing.poll_take(&mut frames, &Context::from_waker(Waker::noop())) {
-        Poll::Ready(_) | Poll::Pending => frames.into(),
+    let mut entries = VecDeque::new();
+    match outgoing.poll_take(&mut entries, &Context::from_waker(Waker::noop())) {
+        Poll::Ready(_) | Poll::Pending => {}
     }
+    let frames = entries.into_iter().flat_map(|entry| match entry {
+        Entry::Frame(frame) => vec![frame],
+        Entry::Replay(replay) => replay.collect(),
+    });
+    frames.collect()
 }
 
 fn subscriber(id: u64) -> Arc<Outgoing> {
@@ -74,16 +99,16 @@ fn deliver_vectors() {
         let (base, key) = (format!("app/{}", case["topic"].as_str().unwrap()), text(case, "filterKey"));
 
         for retained in [false, true] {
-            let hub = Hub::new(&Settings::default(), Arc::default());
+            let hub = hub(&Settings::default());
             let outgoing = subscriber(1);
             let mut message = publication(&base, key.as_deref(), true);
             if retained {
                 message.retain = Some(Settings::default().retain_ttl);
-                hub.publish(&message, None);
+                hub.publish(&message, None).unwrap();
             }
-            hub.subscribe(&outgoing, wanted.clone(), None, false, Bytes::new());
+            subscribe(&hub, &outgoing, wanted.clone());
             if !retained {
-                hub.publish(&message, None);
+                hub.publish(&message, None).unwrap();
             }
             let frames = drain(&outgoing);
             let got = match &frames[1..] {
@@ -116,67 +141,65 @@ fn a_scope_is_not_shown() {
     wanted.topic = "chat/+/messages".into();
     wanted.scope = Some("acme".into());
     let message = publication("app/chat/acme/general/messages", None, false);
-    let delivery = wanted.wants(&message.origin).unwrap();
+    let delivery = wanted.wants(&message.message.origin).unwrap();
     assert_eq!(delivery.source_topic().as_deref(), Some("chat/general/messages"));
 }
 
 /// C-079, C-081: each message goes to one member, in turn, and never to the one that shall not hear it.
 #[test]
 fn members_of_a_group_take_turns() {
-    let hub = Hub::new(&Settings::default(), Arc::default());
+    let hub = hub(&Settings::default());
     let members: Vec<_> = (1..=3).map(subscriber).collect();
     let mut wanted = interest("jobs", Vec::new(), false);
     wanted.group = Some("workers".into());
-    let mut subscriptions: Vec<_> = members
-        .iter()
-        .map(|member| hub.subscribe(member, wanted.clone(), None, false, Bytes::new()))
-        .collect();
+    let mut subscriptions: Vec<_> =
+        members.iter().map(|member| subscribe(&hub, member, wanted.clone())).collect();
     let counts = || members.iter().map(|member| drain(member).len()).collect::<Vec<_>>();
     assert_eq!(counts(), [1, 1, 1], "the replies");
 
     let mut message = publication("app/jobs", None, false);
     for _ in 0..7 {
-        assert_eq!(hub.publish(&message, None), 1);
+        assert_eq!(hub.publish(&message, None).unwrap(), 1);
     }
     assert_eq!(counts(), [3, 2, 2]);
     message.silent = Some(2);
     for _ in 0..4 {
-        assert_eq!(hub.publish(&message, None), 1);
+        assert_eq!(hub.publish(&message, None).unwrap(), 1);
     }
     assert_eq!(counts()[1], 0);
     message.silent = None;
 
     hub.unsubscribe(&subscriptions.remove(0));
     for _ in 0..4 {
-        hub.publish(&message, None);
+        hub.publish(&message, None).unwrap();
     }
     assert_eq!(counts(), [0, 2, 2]);
     hub.unsubscribe(&subscriptions.remove(0));
     message.silent = Some(3);
-    assert_eq!(hub.publish(&message, None), 0, "its only member shall not hear it");
+    assert_eq!(hub.publish(&message, None).unwrap(), 0, "its only member shall not hear it");
 }
 
 /// C-071, and the bound on their number: one message per routing key, the oldest out first.
 #[tokio::test(start_paused = true)]
 async fn retained_messages_have_bounds() {
     let settings = Settings { retain_max: 3, ..Settings::default() };
-    let hub = Hub::new(&settings, Arc::default());
+    let hub = hub(&settings);
     let mut message = publication("app/a", None, false);
     message.retain = Some(Settings::default().retain_ttl);
     for base in ["app/a", "app/b", "app/a", "app/c", "app/d"] {
-        message.origin.base = base;
-        hub.publish(&message, None);
+        message.message.origin.base = base;
+        hub.publish(&message, None).unwrap();
     }
     let kept = || {
         let outgoing = subscriber(9);
         let everything =
             Interest { topic: "#".into(), base: "app/#".into(), ..interest("#", Vec::new(), true) };
-        hub.subscribe(&outgoing, everything, None, false, Bytes::new());
+        subscribe(&hub, &outgoing, everything);
         drain(&outgoing).len() - 1
     };
-    assert_eq!((kept(), hub.retained()), (3, 3));
-    message.data = nolag_protocol::msgpack::NIL;
-    hub.publish(&message, None);
+    assert_eq!((kept(), hub.kept().0), (3, 3));
+    message.message.data = nolag_protocol::msgpack::NIL;
+    hub.publish(&message, None).unwrap();
     assert_eq!(kept(), 2, "nil clears");
     tokio::time::advance(settings.retain_ttl).await;
     assert_eq!(kept(), 0, "and time does");
@@ -218,12 +241,12 @@ proptest! {
         key in prop::option::of(prop::sample::select(vec!["a", "b"])),
         reaches_below in any::<bool>(),
     ) {
-        let hub = Hub::new(&Settings::default(), Arc::default());
+        let hub = hub(&Settings::default());
         let mut live = Vec::new();
         let mut gone = Vec::new();
         for (id, (interest, leaves)) in (1..).zip(interests) {
             let outgoing = subscriber(id);
-            let subscription = hub.subscribe(&outgoing, interest, None, false, Bytes::new());
+            let subscription = subscribe(&hub, &outgoing, interest);
             drain(&outgoing);
             if leaves { gone.push(subscription) } else { live.push((subscription, outgoing)) }
         }
@@ -233,14 +256,14 @@ proptest! {
         for levels in topics {
             let base = format!("app/{}", levels.join("/"));
             let message = publication(&base, key, reaches_below);
-            let expected = live.iter().filter(|(it, _)| it.interest.wants(&message.origin).is_some()).count();
-            prop_assert_eq!(hub.publish(&message, None), expected as u64);
+            let expected = live.iter().filter(|(it, _)| it.interest.wants(&message.message.origin).is_some()).count();
+            prop_assert_eq!(hub.publish(&message, None).unwrap(), expected as u64);
             for (subscription, outgoing) in &live {
                 let frames = drain(outgoing);
-                match subscription.interest.wants(&message.origin) {
+                match subscription.interest.wants(&message.message.origin) {
                     None => prop_assert!(frames.is_empty()),
                     Some(delivery) => {
-                        let expected = message.frame(true, &delivery, false);
+                        let expected = message.message.frame(0, true, &delivery, super::Coming::Live);
                         prop_assert_eq!(frames, vec![expected], "{:?} gets {}", subscription.interest, base);
                     }
                 }

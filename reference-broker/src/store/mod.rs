@@ -1,14 +1,21 @@
 //! What is kept beyond the moment: history, retained messages, the window of repeats, the marks of groups.
 //!
 //! The hub answers every read from its own memory. A [`Store`] is told what changes, and gives it back at the next start:
-//! [`Memory`] nothing, a disk all that it had synced.
+//! [`Memory`] nothing, a [`Disk`] all that it had synced.
+
+pub mod disk;
 
 use std::sync::Arc;
 
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+pub use disk::Disk;
 
 /// An accepted publish, as history and retained messages keep it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+///
+/// A disk keeps the fields in this order: new ones go to the end, with `#[serde(default)]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     /// Its number, 1 … 2^53−1; numbers rise over all topics and projects, and may skip.
     pub seq: u64,
@@ -89,6 +96,8 @@ pub struct Kept {
     pub epoch: String,
     /// No number up to here may be given out any more.
     pub last: u64,
+    /// All that was kept from this number on is in `history`; of what came before, some may have been dropped.
+    pub floor: u64,
     /// By number, rising.
     pub history: Vec<Record>,
     /// In any order.
@@ -128,8 +137,13 @@ pub trait Store: Send + Sync {
     /// Whether changes can be taken; asked before a publish is accepted.
     fn check(&self) -> Synced;
 
+    /// Whether this number may be given out; asked before each one, also where nothing is kept. A disk knows a bound above
+    /// all that were given out, so that none is given out twice after a crash; it raises the bound in good time, and
+    /// says [`Full`] where it could not.
+    fn covers(&self, seq: u64) -> Synced;
+
     /// Takes a change, and calls `done` once it would survive a crash, from any thread; in the order of the calls.
-    /// Never waits: it is called under the hub's lock, in the order of the numbers; but a message may be stored once more later.
+    /// Never waits: it is called under the hub's lock, in the order of the numbers.
     fn put(&self, change: Change, done: Option<Done>);
 
     /// Nothing numbered below `seq` is in the history any more.
@@ -150,6 +164,10 @@ impl Store for Memory {
     }
 
     fn check(&self) -> Synced {
+        Ok(())
+    }
+
+    fn covers(&self, _seq: u64) -> Synced {
         Ok(())
     }
 
