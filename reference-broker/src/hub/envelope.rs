@@ -39,7 +39,7 @@ pub(super) enum Coming {
     Replayed,
 }
 
-impl<'a> Envelope<'a> {
+impl Envelope<'_> {
     /// The frame for receivers with the interest of the delivery.
     pub(super) fn frame(&self, seq: u64, extended: bool, delivery: &Delivery<'_>, coming: Coming) -> Bytes {
         let source = delivery.source_topic();

@@ -82,7 +82,7 @@ pub(crate) struct Subscription {
 }
 
 /// What a new subscription begins with.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Join<'a> {
     /// Retained messages only as far as the previous subscription did not see them already, as after a change of filters.
     pub(crate) fresh: bool,
@@ -277,7 +277,7 @@ impl Hub {
                 let origin = Envelope::from(&*kept.record).origin;
                 interest.wants(&origin).is_some()
                     && kept.silent != Some(outgoing.id())
-                    && !seen.as_ref().is_some_and(|seen| seen.wants(&origin).is_some())
+                    && seen.as_ref().is_none_or(|seen| seen.wants(&origin).is_none())
                     && history.binary_search_by_key(&kept.record.seq, |record| record.seq).is_err()
             });
             let retained = retained.map(|kept| kept.record.clone()).collect();

@@ -1,5 +1,7 @@
 //! The table against the plain decision of [`Interest::wants`], and that against the vectors.
 
+mod recovering;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -87,7 +89,7 @@ fn text(case: &Value, key: &str) -> Option<String> {
 #[test]
 fn deliver_vectors() {
     let cases: Vec<Value> =
-        serde_json::from_str(include_str!("../../../protocol/vectors/topics.json")).unwrap();
+        serde_json::from_str(include_str!("../../../../protocol/vectors/topics.json")).unwrap();
     let mut checked = 0;
     for case in cases.iter().filter(|case| case["kind"] == "deliver") {
         checked += 1;
