@@ -50,8 +50,6 @@ struct Inner {
     handle: Handle,
     desk: Arc<Desk>,
     state: watch::Receiver<State>,
-    /// Whether a message is done with when the next one is asked for, instead of when it is taken.
-    after_handler: bool,
 }
 
 impl std::fmt::Debug for Client {
@@ -203,7 +201,15 @@ impl Client {
 
     /// Closes at once: what is open fails. What is subscribed is subscribed again by a later [`Client::connect`].
     pub async fn disconnect(&self) -> Result<(), Error> {
-        self.call(Call::Disconnect).await.map(|_| ())
+        self.end(Call::Disconnect).await
+    }
+
+    async fn end(&self, call: Call) -> Result<(), Error> {
+        let number = self.inner.handle.number();
+        let result = self.call(call).await;
+        // Of a client that had given up before the driver says nothing more.
+        self.inner.desk.close_ended(number);
+        result.map(|_| ())
     }
 
     /// Closes when all that was published has been answered, within 5 s unless told otherwise.
@@ -325,7 +331,7 @@ impl IntoFuture for Close {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             let Self { client, flush, timeout } = self;
-            client.call(Call::Close { flush, timeout }).await.map(|_| ())
+            client.end(Call::Close { flush, timeout }).await
         })
     }
 }

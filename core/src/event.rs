@@ -7,10 +7,13 @@ use bytes::Bytes;
 use nolag_protocol::frame::ServerFrame;
 
 use crate::Error;
-use crate::options::{Features, Qos};
+use crate::options::{AckMode, Features, Qos};
 
 /// A topic, as subscribed: cheap to share.
 pub type Topic = Arc<str>;
+
+/// The reason of a close that the application asked for (client-api 12.2).
+pub const CLIENT_DISCONNECT: &str = "Client disconnect";
 
 /// Where the connection stands (client-api 2.1).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -153,14 +156,16 @@ pub struct Ready {
     pub gaps: Vec<Gap>,
 }
 
-/// A subscription that could not continue where it stopped (features 2).
+/// A subscription that could not continue where it stopped: what came meanwhile may be missed (features 2). Subscriptions of a
+/// group give none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gap {
     /// The subscription.
     pub topic: Topic,
-    /// `unsupported`, `epoch`, `expired`, `too_many` or `group`.
+    /// `epoch`, `expired` or `too_many`, as the broker says; `unsupported` where the broker cannot continue subscriptions.
     pub reason: String,
-    /// When the lost connection last received anything, in session time.
+    /// When the connection that was lost last received anything, in session time; absent after
+    /// [`resume_from`](crate::options::SubscribeOptions::resume_from).
     pub since: Option<Duration>,
 }
 
@@ -170,7 +175,7 @@ pub struct Gap {
 pub enum Warning {
     /// The heartbeat interval was cut to 45 s, because brokers close connections that are silent for 60 s.
     HeartbeatCut,
-    /// The broker knows no quality of service 2; the publish is treated as one of 1.
+    /// The broker does not recognise repeated publishes, and so gives no quality of service 2; the publish is treated as one of 1.
     QosReduced,
     /// Presence without a room is announced to nobody (wire protocol 10.5).
     PresenceWithoutRoom,
@@ -191,6 +196,9 @@ pub struct Message {
     pub is_replay: bool,
     /// Whether the broker asks for an acknowledgement.
     pub requires_ack: bool,
+    /// When it is acknowledged. In [`AckMode::AfterHandler`], which messages of a group with redelivery have whatever the client's
+    /// mode is, the host reports it when its handlers have finished; else when it was dispatched.
+    pub ack_mode: AckMode,
     /// The whole frame.
     pub(crate) frame: Bytes,
 }
@@ -250,11 +258,12 @@ pub struct Receipt {
     pub topic: Topic,
     /// The quality asked for.
     pub qos: Qos,
-    /// The quality that this broker gives.
+    /// The quality that was given: 2 only where each copy went to a broker that recognises copies (features 3), else 1 at most: a
+    /// publish that was sent again may then have been delivered twice.
     pub effective_qos: Qos,
     /// What is known.
     pub outcome: Outcome,
-    /// How well the broker keeps it: `memory`, `disk` or `replicated`.
+    /// How well the broker keeps it: `memory`, `disk` or `replicated`; absent where nothing keeps it.
     pub level: Option<String>,
     /// How often it was written.
     pub attempts: u32,

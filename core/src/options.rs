@@ -1,6 +1,7 @@
 //! What a caller may set, with its defaults (client-api 5).
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use nolag_protocol::features::{Feature, Features};
@@ -152,14 +153,15 @@ pub enum InitialConnect {
     Wait,
 }
 
-/// When a message is acknowledged (client-api 8.4).
+/// When a message is acknowledged (client-api 8.4), and when the position of its subscription moves past it (features 2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AckMode {
     /// When the host has dispatched it.
     Auto,
-    /// When its handlers have succeeded.
+    /// When its handlers have succeeded. The position moves when they have finished, and not before those of the messages before
+    /// it; a failure is reported, and does not hold the position up.
     AfterHandler,
-    /// When the application says so.
+    /// When the application says so. The position moves when the host has dispatched it.
     Manual,
 }
 
@@ -256,6 +258,16 @@ pub enum Group {
     Named(String),
 }
 
+/// How far an application is with a subscription (features 2). It may be stored, and given back as
+/// [`SubscribeOptions::resume_from`] after a restart.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Position {
+    /// The broker's run of numbers, at most 64 bytes.
+    pub epoch: Arc<str>,
+    /// The number of the last message, below 2^53.
+    pub seq: u64,
+}
+
 /// How a topic is subscribed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SubscribeOptions {
@@ -265,6 +277,16 @@ pub struct SubscribeOptions {
     pub group: Option<Group>,
     /// Which messages; all where empty.
     pub filters: Vec<Filter>,
+    /// So many of the newest messages that the broker has kept come first, 1 to 1,000. It counts where the subscription begins,
+    /// and where it cannot continue after a loss; not for groups.
+    pub history: Option<u16>,
+    /// Continue after this position, as long as this client has none of its own; not for groups.
+    pub resume_from: Option<Position>,
+    /// A message of the group that is not acknowledged goes to another member (features 6); only for groups. Such messages are
+    /// acknowledged as in [`AckMode::AfterHandler`], unless the mode is [`AckMode::Manual`].
+    pub redeliver: bool,
+    /// After how long, 1 s to 1 h; the broker's 30 s where absent. Only with `redeliver`.
+    pub ack_timeout: Option<Duration>,
 }
 
 /// How a message is published.

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use nolag_core::Error;
-use nolag_core::event::{Event, State, Warning};
+use nolag_core::event::{Event, Outcome, State, Warning};
 use nolag_core::options::{Options, Overflow, PublishOptions, Qos, Qos0};
-use nolag_core::session::{Call, FilterChange};
+use nolag_core::session::{Call, FilterChange, Hint};
 use nolag_protocol::frame::{AuthReply, ClientFrame, ErrorReply, Limits, Published};
 use rmpv::Value;
 
@@ -28,7 +28,7 @@ fn version_one_gets_no_references() {
     assert_eq!(subscribe.msg_ref.0, None);
     let ClientFrame::Publish(publish) = ClientFrame::decode(&rig.sent[1].1).unwrap() else { panic!() };
     assert_eq!(publish.msg_ref.0, None);
-    assert_eq!(rig.receipt(request).outcome, nolag_core::event::Outcome::Written);
+    assert_eq!(rig.receipt(request).outcome, Outcome::Written);
 }
 
 /// K-014: a frame that led to 1009 is not sent again; what is smaller than what was accepted before is.
@@ -131,10 +131,7 @@ fn a_publish_as_it_is_asked_for() {
     assert!(rig.events.contains(&Event::Warning(Warning::QosReduced)), "API-045");
     rig.server(Published { duplicate: Some(true), level: Some("memory"), ..published("t", Some("mine")) });
     let receipt = rig.receipt(nolag_core::session::RequestId(3));
-    assert_eq!(
-        (receipt.outcome, receipt.effective_qos),
-        (nolag_core::event::Outcome::Duplicate, Qos::AtLeastOnce)
-    );
+    assert_eq!((receipt.outcome, receipt.effective_qos), (Outcome::Duplicate, Qos::AtLeastOnce));
 }
 
 /// Wire protocol 12.3: quality 0 carries a reference only while a subscribe of its topic is pending.
@@ -246,6 +243,121 @@ fn a_refusal_for_the_rate_stops_the_line() {
         }
     }
     assert_eq!(rig.failure(calls[1]).code(), "rate_limit_exceeded");
+}
+
+/// Features 8, client-api 7.5: a broker that cannot keep a message now refuses it like one over the rate. Without a reference it
+/// cannot be sent again, and is told of.
+#[test]
+fn a_store_that_is_full() {
+    let mut rig = Rig::connected(quiet());
+    let (first, second) = (rig.publish("t", 1), rig.publish("t", 2));
+    let (one, two) = (rig.sent_ref(0), rig.sent_ref(1));
+    let subscribe = rig.subscribe("t");
+    rig.publish_qos0("u", 3);
+    let full = |msg_ref| ErrorReply { topic: Some("t"), msg_ref, ..error("store_full") };
+    rig.server(full(None));
+    assert_eq!(rig.errors().iter().map(Error::server_code).collect::<Vec<_>>(), [Some(42970)]);
+    assert!(rig.is_open(subscribe), "K-026: it is no answer to a subscribe");
+    rig.forget();
+    rig.server(full(Some(&one)));
+    rig.server(full(Some(&two)));
+    assert!(rig.errors().is_empty(), "they go again by themselves");
+    rig.wait(ms(999));
+    assert!(rig.frames().is_empty(), "the line has stopped");
+    rig.wait(ms(202));
+    assert_eq!(rig.frames(), ["publish t 1", "publish t 2"]);
+    rig.server(published("t", Some(&one)));
+    assert_eq!(rig.receipt(first).attempts, 2);
+    for _ in 0..5 {
+        rig.server(full(Some(&two)));
+        rig.wait(ms(1_201));
+    }
+    assert_eq!((rig.failure(second).code(), rig.failure(second).server_code()), ("store_full", Some(42970)));
+}
+
+/// F-09, API-043, API-044, features 3: what was not confirmed is sent again under the same reference, which no other client object
+/// has; a broker that recognises it says so, and then quality 2 is what was given.
+#[test]
+fn a_copy_is_recognised() {
+    let exactly_once = || PublishOptions { qos: Some(Qos::ExactlyOnce), ..PublishOptions::default() };
+    let mut rig = Rig::granted(quiet(), &["dedupe"]);
+    let calls = [rig.publish("t", 1), rig.publish_with("t", 2, exactly_once())];
+    let refs = [rig.sent_ref(0), rig.sent_ref(1)];
+    let (prefix, n) = refs[0].split_once('-').unwrap();
+    assert!(prefix.len() == 8 && prefix.bytes().all(|byte| byte.is_ascii_alphanumeric()), "{prefix}");
+    n.parse::<u64>().unwrap();
+    let mut other = Rig::seeded(quiet(), 8);
+    other.call(Call::Connect);
+    other.accept();
+    other.forget();
+    other.publish("t", 1);
+    assert_ne!(other.sent_ref(0).split_once('-').unwrap().0, prefix);
+
+    for _ in 0..3 {
+        rig.reconnect(&["dedupe"]);
+        let newer = rig.publish("t", 9);
+        assert_eq!(rig.frames(), ["auth t-1", "publish t 1", "publish t 2", "publish t 9"]);
+        let msg_ref = last_ref(&rig);
+        assert!(!refs.contains(&msg_ref));
+        rig.server(published("t", Some(&msg_ref)));
+        assert!(rig.is_done(newer));
+    }
+    for (msg_ref, level) in refs.iter().zip([None, Some("disk")]) {
+        rig.server(Published { duplicate: Some(true), level, ..published("t", Some(msg_ref)) });
+    }
+    let qualities = calls.map(|call| {
+        let receipt = rig.receipt(call);
+        assert_eq!((receipt.outcome, receipt.attempts), (Outcome::Duplicate, 4));
+        (receipt.qos, receipt.effective_qos)
+    });
+    assert_eq!(qualities, [Qos::AtLeastOnce, Qos::ExactlyOnce].map(|qos| (qos, qos)));
+    assert_eq!(rig.receipt(calls[1]).level.as_deref(), Some("disk"));
+    assert_eq!(rig.receipt(calls[0]).level, None, "nothing keeps it");
+    assert_eq!(rig.session.stats().published, 5);
+}
+
+/// API-045, client-api 7.2: quality 2 takes that every copy went to a broker that recognises copies, and remembers them; where one
+/// does not, it is 1, with one warning a connection.
+#[test]
+fn quality_two_takes_dedupe_throughout() {
+    let exactly_once = || PublishOptions { qos: Some(Qos::ExactlyOnce), ..PublishOptions::default() };
+    let warnings = |rig: &Rig| {
+        let warning = Event::Warning(Warning::QosReduced);
+        rig.events.iter().filter(|event| **event == warning).count()
+    };
+    let (with, without): (&[&str], &[&str]) = (&["dedupe"], &[]);
+    for (first, second, given) in [
+        (with, with, Qos::ExactlyOnce),
+        (with, without, Qos::AtLeastOnce),
+        (without, with, Qos::AtLeastOnce),
+        (without, without, Qos::AtLeastOnce),
+    ] {
+        let mut rig = Rig::granted(quiet(), first);
+        let call = rig.publish_with("t", 1, exactly_once());
+        rig.publish_with("t", 2, exactly_once());
+        assert_eq!(warnings(&rig), usize::from(first == without));
+        rig.reconnect(second);
+        assert_eq!(warnings(&rig), usize::from(second == without));
+        let msg_ref = last_ref(&rig);
+        rig.publish_all();
+        assert_eq!(rig.receipt(call).effective_qos, given, "{first:?} {second:?} {msg_ref}");
+    }
+
+    // A copy that is sent when the broker has forgotten the first may be delivered as well.
+    let mut rig = Rig::granted(quiet(), with);
+    let ttl = Some(Duration::from_secs(3_600));
+    let call = rig.publish_with("t", 1, PublishOptions { ttl, ..exactly_once() });
+    rig.cut();
+    rig.session.hint(rig.now, Hint::Offline);
+    rig.drain();
+    rig.now += Duration::from_secs(600);
+    rig.session.hint(rig.now, Hint::Online);
+    rig.drain();
+    rig.forget();
+    rig.accept_with(with);
+    rig.publish_all();
+    assert_eq!(rig.receipt(call).effective_qos, Qos::AtLeastOnce);
+    assert_eq!(warnings(&rig), 0);
 }
 
 /// API-078: a queued publish can be withdrawn, one in flight goes on without its caller.

@@ -53,16 +53,6 @@ impl Features {
     /// All of them.
     pub const ALL: Self = Self((1 << Feature::ALL.len()) - 1);
 
-    /// These.
-    pub const fn of<const N: usize>(features: [Feature; N]) -> Self {
-        let (mut set, mut at) = (0, 0);
-        while at < N {
-            set |= 1 << features[at] as u8;
-            at += 1;
-        }
-        Self(set)
-    }
-
     /// Those that are named; names nobody knows are left out of account (F-02).
     pub fn named<'a>(names: impl IntoIterator<Item = &'a str>) -> Self {
         names.into_iter().filter_map(Feature::named).collect()
@@ -82,6 +72,12 @@ impl Features {
     #[must_use]
     pub fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
+    }
+
+    /// The set with this one too.
+    #[must_use]
+    pub const fn with(self, feature: Feature) -> Self {
+        Self(self.0 | 1 << feature as u8)
     }
 
     /// Those that both sets have.

@@ -16,7 +16,7 @@ use nolag_protocol::features::{Feature, Features};
 const LARGEST_PAYLOAD_LIMIT: u64 = 1_000_000;
 
 /// The features that this broker can grant.
-const IMPLEMENTED: Features = Features::of([Feature::Recover, Feature::Dedupe]);
+const IMPLEMENTED: Features = Features::NONE.with(Feature::Recover).with(Feature::Dedupe);
 
 /// Which broker to be (wire protocol 1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -355,7 +355,8 @@ impl CommandLine {
         let AuthBackend::Static = self.auth_backend;
         let (BrokerBackend::Syn | BrokerBackend::Memory) = self.broker_backend;
         let history_size = if kraken { 0 } else { self.history_size };
-        let withdrawn = if history_size == 0 { Features::of([Feature::Recover]) } else { Features::NONE };
+        let withdrawn =
+            if history_size == 0 { Features::NONE.with(Feature::Recover) } else { Features::NONE };
         Options {
             bind: self.bind_address,
             port: self.ws_port,

@@ -195,6 +195,7 @@ impl Core {
             qos: settings::given("qos", qos, settings::qos)?,
             group: settings::given("load_balance_group", group, settings::group)?,
             filters: settings::given("filters", filters, settings::filters)?.unwrap_or_default(),
+            ..SubscribeOptions::default()
         };
         self.ask(py, waiter, Call::Subscribe { topic, options })
     }

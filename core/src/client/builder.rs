@@ -11,7 +11,7 @@ use crate::driver::native::{Native, Proxy, Url};
 use crate::driver::{TokenFuture, TokenProvider, Transport, drive, runtime};
 use crate::error::Error;
 use crate::event::State;
-use crate::options::{AckMode, Credentials, Options, Secret};
+use crate::options::{Credentials, Options, Secret};
 use crate::session::{Token, TokenFailure, TokenRequest};
 
 /// How many events a reader may fall behind before it misses the oldest.
@@ -163,12 +163,11 @@ impl Builder {
                 Box::new(native)
             }
         };
-        let after_handler = options.ack_mode == AckMode::AfterHandler;
         let (events, _) = broadcast::channel(EVENT_BACKLOG);
         let desk = Arc::new(Desk::new(events));
         let (sender, state) = watch::channel(State::Idle);
         let clerk = Clerk::new(Arc::clone(&desk), sender);
         let (handle, driver) = drive(options, transport, provider, clerk);
-        Ok((Client { inner: Arc::new(Inner { handle, desk, state, after_handler }) }, driver))
+        Ok((Client { inner: Arc::new(Inner { handle, desk, state }) }, driver))
     }
 }

@@ -9,7 +9,7 @@ use tokio::sync::{broadcast, oneshot, watch};
 
 use crate::driver::Host;
 use crate::error::Error;
-use crate::event::{Event, Message, State, Topic};
+use crate::event::{CLIENT_DISCONNECT, Event, Message, State, Topic};
 use crate::options::ReceiveOverflow;
 use crate::session::{Dispatched, Reply, RequestId};
 
@@ -32,8 +32,14 @@ pub(super) struct Desk {
 #[derive(Default)]
 struct Readers {
     of_topic: HashMap<Topic, Vec<Reader>>,
-    /// What those have not fetched whose subscription is over.
-    ended: HashMap<RequestId, (VecDeque<Entry>, Option<Error>)>,
+    /// Those whose subscription is over, and who have not fetched all.
+    ended: HashMap<RequestId, Ended>,
+}
+
+struct Ended {
+    queue: VecDeque<Entry>,
+    error: Option<Error>,
+    closed: Arc<AtomicBool>,
 }
 
 /// A message on its way to one of its readers.
@@ -132,8 +138,10 @@ impl Desk {
         let found =
             readers.of_topic.get_mut(topic).into_iter().flatten().find(|reader| reader.number == number);
         let Some(reader) = found else {
-            let (messages, error) = readers.ended.remove(&number).unwrap_or_default();
-            return Fetched::Last(messages, error);
+            return match readers.ended.remove(&number) {
+                Some(Ended { queue, error, .. }) => Fetched::Last(queue, error),
+                None => Fetched::Last(VecDeque::new(), None),
+            };
         };
         reader.held = reader.queue.len().min(HANDFUL);
         let has_room = reader.full && reader.queue.len() < reader.buffer;
@@ -157,15 +165,13 @@ impl Desk {
     /// A reader reads no more; tells whether the topic has lost its last one by that.
     pub(super) fn leave(&self, topic: &Topic, number: RequestId) -> bool {
         let mut readers = lock(&self.readers);
-        let (mut left, _) = readers.ended.remove(&number).unwrap_or_default();
+        let mut left = readers.ended.remove(&number).map(|ended| ended.queue).unwrap_or_default();
         let mut was_last = false;
         if let Some(of_topic) = readers.of_topic.get_mut(topic)
             && let Some(index) = of_topic.iter().position(|reader| reader.number == number)
         {
             let reader = of_topic.remove(index);
-            if reader.full {
-                self.full.fetch_sub(1, Ordering::Release);
-            }
+            self.is_gone(&reader);
             left = reader.queue;
             was_last = of_topic.is_empty();
             if was_last {
@@ -177,6 +183,32 @@ impl Desk {
             self.finish(ticket, true); // else the session would wait for them
         }
         was_last
+    }
+
+    /// The application has closed the client: nothing that waits is handed over any more (client-api 12.4).
+    fn close(&self) -> Vec<Waker> {
+        self.close_ended(RequestId(u64::MAX));
+        let mut readers = lock(&self.readers);
+        let mut wakers = Vec::new();
+        for reader in readers.of_topic.drain().flat_map(|(_, readers)| readers) {
+            self.is_gone(&reader);
+            reader.closed.store(true, Ordering::Release);
+            wakers.extend(reader.waker);
+        }
+        wakers
+    }
+
+    /// The same, of those whose subscription is over and is older than this.
+    pub(super) fn close_ended(&self, before: RequestId) {
+        for (_, ended) in lock(&self.readers).ended.extract_if(|number, _| *number < before) {
+            ended.closed.store(true, Ordering::Release);
+        }
+    }
+
+    fn is_gone(&self, reader: &Reader) {
+        if reader.full {
+            self.full.fetch_sub(1, Ordering::Release);
+        }
     }
 
     /// A reader is done with a message.
@@ -243,27 +275,18 @@ impl Clerk {
         }
     }
 
-    /// Ends the readers of one topic, or all: what they have not fetched is fetched before the error, and not at all without one.
+    /// Ends the readers of one topic, or all: what they have not fetched is fetched before the error, if there is one.
     fn end(&mut self, topic: Option<&str>, error: Option<&Error>) {
         let mut readers = lock(&self.desk.readers);
         let over: Vec<Reader> = match topic {
             Some(topic) => readers.of_topic.remove(topic).unwrap_or_default(),
             None => readers.of_topic.drain().flat_map(|(_, readers)| readers).collect(),
         };
-        if topic.is_none() && error.is_none() {
-            readers.ended.clear();
-        }
         for reader in over {
-            if reader.full {
-                self.desk.full.fetch_sub(1, Ordering::Release);
-            }
+            self.desk.is_gone(&reader);
             self.wakers.extend(reader.waker);
-            match error {
-                Some(error) => {
-                    readers.ended.insert(reader.number, (reader.queue, Some(error.clone())));
-                }
-                None => reader.closed.store(true, Ordering::Release),
-            }
+            let Reader { number, queue, closed, .. } = reader;
+            readers.ended.insert(number, Ended { queue, error: error.cloned(), closed });
         }
     }
 }
@@ -272,7 +295,7 @@ impl Drop for Clerk {
     /// However the driver ends, nobody waits for ever.
     fn drop(&mut self) {
         lock(&self.desk.calls).clear();
-        self.end(None, None);
+        self.wakers.extend(self.desk.close());
         self.flush();
     }
 }
@@ -281,10 +304,13 @@ impl Host for Clerk {
     fn event(&mut self, event: Event) {
         match event {
             Event::Message(message) => return self.deliver(message),
-            Event::State { ref to, .. } => {
+            Event::State { ref to, ref reason, .. } => {
                 self.state.send_replace(to.clone());
-                if *to == State::Closed {
-                    self.end(None, None);
+                match to {
+                    State::Closed if reason == CLIENT_DISCONNECT => self.wakers.extend(self.desk.close()),
+                    // Lost for good: what came before is handed over.
+                    State::Closed => self.end(None, None),
+                    _ => {}
                 }
             }
             Event::Failed(ref error) => self.end(None, Some(error)),

@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use futures_util::Stream;
 
@@ -13,7 +14,7 @@ use super::desk::{Entry, Fetched, Ticket};
 use super::{BoxFuture, Client};
 use crate::error::Error;
 use crate::event::{Message, Topic};
-use crate::options::{Filter, Group, Qos, ReceiveOverflow, SubscribeOptions};
+use crate::options::{AckMode, Filter, Group, Position, Qos, ReceiveOverflow, SubscribeOptions};
 use crate::session::{Call, FilterChange, RequestId};
 
 /// A subscribe that begins when it is awaited.
@@ -61,6 +62,28 @@ impl Subscribe {
         self.options.filters.push(Filter::Group(values.into_iter().map(Into::into).collect()));
         self
     }
+
+    /// So many of the newest messages that the broker has kept come first, 1 to 1,000
+    /// ([`SubscribeOptions::history`]).
+    pub fn history(mut self, messages: u16) -> Self {
+        self.options.history = Some(messages);
+        self
+    }
+
+    /// Continues where an earlier run of the program stopped: with what [`Subscription::position`] was then, if it was anything.
+    pub fn resume_from(mut self, position: impl Into<Option<Position>>) -> Self {
+        self.options.resume_from = position.into();
+        self
+    }
+
+    /// A message of the group that is not acknowledged in time goes to another member; `None` leaves the time to the broker
+    /// ([`SubscribeOptions::redeliver`]).
+    pub fn redeliver(mut self, after: impl Into<Option<Duration>>) -> Self {
+        self.options.redeliver = true;
+        self.options.ack_timeout = after.into();
+        self
+    }
+
     /// How many messages may wait for this reader, at least 1; 1,024 unless told otherwise.
     pub fn buffer(mut self, messages: usize) -> Self {
         self.buffer = messages.max(1);
@@ -129,9 +152,24 @@ impl Subscription {
         &self.topic
     }
 
+    /// How far this subscription is, as of a moment ago: store it, and give it to [`Subscribe::resume_from`] on the next start. It
+    /// is exact when [`Client::close`] or [`Client::disconnect`] is done. `None` for groups, and with a broker that numbers
+    /// nothing.
+    pub fn position(&self) -> Option<Position> {
+        self.client.inner.handle.position(&self.topic)
+    }
+
     /// The next message.
     pub async fn next(&mut self) -> Option<Result<Message, Error>> {
         std::future::poll_fn(|cx| Pin::new(&mut *self).poll_next(cx)).await
+    }
+
+    /// The message that was taken last has been handled. Asking for the next one says the same, so this is for the last before a
+    /// close.
+    pub fn done(&mut self) {
+        if let Some(ticket) = self.last.take() {
+            self.finish(&ticket, true);
+        }
     }
 
     /// The message that was taken last could not be handled. In
@@ -154,7 +192,7 @@ impl Subscription {
     }
 
     fn take(&mut self, (message, ticket): Entry) -> Message {
-        if self.client.inner.after_handler {
+        if message.ack_mode == AckMode::AfterHandler {
             self.last = Some(ticket);
         } else {
             self.finish(&ticket, true);
@@ -167,9 +205,7 @@ impl Stream for Subscription {
     type Item = Result<Message, Error>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        if let Some(ticket) = self.last.take() {
-            self.finish(&ticket, true);
-        }
+        self.done();
         if self.closed.load(Ordering::Acquire) {
             return Poll::Ready(None);
         }

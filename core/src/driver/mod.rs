@@ -10,11 +10,11 @@ pub mod native;
 pub(crate) mod runtime;
 mod transport;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -24,7 +24,8 @@ use tokio::sync::mpsc;
 
 pub use transport::{Link, OpenFailure, Opening, Outgoing, Received, Transport};
 
-use crate::event::Event;
+use crate::event::{Event, State, Topic};
+use crate::options::Position;
 use crate::session::{
     Call, Dispatched, Hint, LinkId, MAX_OPEN_CALLS, Output, Reply, RequestId, Session, Stats, Token,
     TokenFailure, TokenRequest, Transport as Happening,
@@ -82,6 +83,8 @@ struct Shared {
     open: AtomicUsize,
     poked: AtomicBool,
     stats: Mutex<Stats>,
+    /// Of each subscription that has one.
+    positions: Mutex<HashMap<Topic, Position>>,
 }
 
 /// Tells a driver what its client wants. Clones share it; when the last one is dropped, the driver disconnects and ends.
@@ -127,12 +130,22 @@ impl Handle {
 
     /// What counts, as of the driver's last turn.
     pub fn stats(&self) -> Stats {
-        *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.shared.stats)
+    }
+
+    /// How far the application is with a subscription, as of the driver's last turn: [`Session::position`]. It is exact, and
+    /// stays, when a disconnect is complete.
+    pub fn position(&self, topic: &str) -> Option<Position> {
+        lock(&self.shared.positions).get(topic).cloned()
     }
 
     fn send(&self, command: Command) {
         let _ = self.commands.send(command); // a driver that has ended has nothing left to do
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner) // nothing under these locks can panic halfway
 }
 
 type Ending = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -177,6 +190,8 @@ struct Driver<H> {
     taken: u32,
     /// The time, as of the last input that was no message.
     now: Duration,
+    /// The application has asked for a close.
+    closing: bool,
 }
 
 /// A client over this transport: the handle to it, and the future that drives it, which must run on tokio and ends when the last
@@ -205,6 +220,7 @@ pub fn drive<H: Host>(
         endings: Vec::new(),
         taken: 0,
         now: Duration::ZERO,
+        closing: false,
     });
     (handle, async move { driver.run().await })
 }
@@ -219,6 +235,7 @@ impl<H: Host> Driver<H> {
             }
         }
         // The last handle is gone: that disconnects (client-api 20).
+        self.report();
         self.session.call(self.clock.now(), RequestId(u64::MAX), Call::Disconnect);
         self.perform();
         self.host.flush();
@@ -233,6 +250,11 @@ impl<H: Host> Driver<H> {
             self.now = self.clock.now();
         }
         let now = self.now;
+        if self.closing {
+            // What was handled before the client is closed does not come again.
+            self.report();
+            self.closing = self.session.state() == State::Closing;
+        }
         match input {
             Input::Opened(id, Ok(link)) => {
                 self.wire = Wire::Open { id, link, out: VecDeque::new(), out_bytes: 0, broken: None };
@@ -264,11 +286,42 @@ impl<H: Host> Driver<H> {
                 self.session.token(now, call, token);
             }
             Input::Deadline => self.session.wake(now),
-            Input::Command(Some(Command::Call(request, call))) => self.session.call(now, request, *call),
+            Input::Command(Some(Command::Call(request, call))) => {
+                self.closing |= matches!(*call, Call::Disconnect | Call::Close { .. });
+                if self.closing {
+                    self.report();
+                }
+                self.session.call(now, request, *call);
+            }
             Input::Command(Some(Command::Cancel(request))) => self.session.cancel(now, request),
             Input::Command(Some(Command::Hint(hint))) => self.session.hint(now, hint),
             Input::Command(Some(Command::Poke)) => self.shared.poked.store(false, Ordering::Release),
             Input::Command(None) => {}
+        }
+    }
+
+    /// Tells the session what the host has done with messages, if anything.
+    fn report(&mut self) -> bool {
+        let report = self.host.dispatched();
+        let is_any = report.is_some();
+        if let Some(report) = report {
+            self.session.dispatched(self.clock.now(), report);
+        }
+        is_any
+    }
+
+    /// Positions are known to the handles before the host hears of what moved them.
+    fn publish_positions(&mut self) {
+        let mut moved = self.session.take_moved().peekable();
+        if moved.peek().is_none() {
+            return;
+        }
+        let mut positions = lock(&self.shared.positions);
+        for (topic, position) in moved {
+            match position {
+                Some(position) => positions.insert(topic, position),
+                None => positions.remove(&topic),
+            };
         }
     }
 
@@ -323,12 +376,12 @@ impl<H: Host> Driver<H> {
             return Poll::Ready(input);
         }
         self.taken = 0;
-        if let Some(report) = self.host.dispatched() {
-            self.session.dispatched(self.clock.now(), report);
+        if self.report() {
             self.perform();
             more = true; // there may be room to read again
         }
-        *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner) = self.session.stats();
+        self.publish_positions();
+        *lock(&self.shared.stats) = self.session.stats();
         self.host.flush();
         self.session.shrink();
         let failed = self.write(cx);

@@ -3,8 +3,8 @@
 use nolag_protocol::filter::FilterError;
 use nolag_protocol::{MAX_MESSAGE_BYTES, codes, filter, msgpack, topic};
 
-use super::subscriptions::{Mode, check_filters};
-use super::{Call, MAX_OPEN_CALLS, RequestId, Session};
+use super::subscriptions::{Asked, Mode, check_filters};
+use super::{Call, MAX_OPEN_CALLS, RequestId, Session, positions};
 use crate::Error;
 use crate::options::{Credentials, Group, PublishOptions, SubscribeOptions};
 
@@ -56,12 +56,12 @@ impl Session {
             }
             Call::Close { flush, timeout } => self.close(flush, timeout, request),
             Call::Subscribe { topic, options } => match self.subscription(&topic, options) {
-                Ok(mode) => self.subscriptions.subscribe(
+                Ok(asked) => self.subscriptions.subscribe(
                     &mut self.fx,
                     &mut self.requests,
                     ack_timeout,
                     &topic,
-                    mode,
+                    asked,
                     request,
                 ),
                 Err(error) => self.fx.complete(request, Err(error)),
@@ -140,7 +140,7 @@ impl Session {
     }
 
     /// A subscription with the client's defaults, if the broker would take it (K-037).
-    fn subscription(&self, pattern: &str, options: SubscribeOptions) -> Result<Mode, Error> {
+    fn subscription(&self, pattern: &str, options: SubscribeOptions) -> Result<Asked, Error> {
         // Before the first connect a subscription is only wanted; after the last there is no use in one.
         if let Some(error) = self.connection.refusal().filter(|error| *error != Error::NotConnected) {
             return Err(error);
@@ -148,16 +148,19 @@ impl Session {
         let invalid = |fault: topic::TopicError| Error::refused(&codes::INVALID_TOPIC, pattern, fault);
         topic::check_subscribe(pattern).map_err(invalid)?;
         check_filters(pattern, &options.filters)?;
-        let group =
-            options.group.or_else(|| self.options.group.clone()).filter(|group| *group != Group::Nobody);
+        let group = options.group.as_ref().or(self.options.group.as_ref()).cloned();
+        let group = group.filter(|group| *group != Group::Nobody);
         if let Some(Group::Named(name)) = &group {
             let invalid = |fault: topic::TopicError| Error::refused(&codes::INVALID_MESSAGE, pattern, fault);
             topic::check_group(name).map_err(invalid)?;
         }
-        if self.subscriptions.is_full() && self.subscriptions.wants(pattern).is_none() {
+        positions::check(&options, group.is_some())?;
+        if self.subscriptions.is_full() && !self.subscriptions.wants(pattern) {
             return Err(Error::queue("queue_full", Some(pattern)));
         }
-        Ok(Mode { qos: options.qos.unwrap_or(self.options.qos), group, filters: options.filters })
+        let SubscribeOptions { qos, filters, history, resume_from, redeliver, ack_timeout, .. } = options;
+        let mode = Mode { qos: qos.unwrap_or(self.options.qos), group, filters, redeliver, ack_timeout };
+        Ok(Asked { mode, history, resume_from })
     }
 
     fn unsubscribe(&mut self, topic: &str, request: RequestId) {

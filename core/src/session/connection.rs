@@ -224,7 +224,7 @@ pub(super) struct Connection {
     /// The connection that is up, or comes next, follows a loss.
     pub(super) after_loss: bool,
     /// When the lost connection last received anything.
-    pub(super) silent_since: Option<Duration>,
+    pub(super) last_received: Option<Duration>,
     /// When a connection was lost that is not back yet.
     pub(super) lost_at: Option<Duration>,
     pub(super) offline: bool,
@@ -253,7 +253,7 @@ impl Connection {
             first: false,
             ever_connected: false,
             after_loss: false,
-            silent_since: None,
+            last_received: None,
             lost_at: None,
             offline: false,
             suspended: false,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use nolag_protocol::codes;
-use nolag_protocol::frame::{ErrorReply, ServerFrame};
+use nolag_protocol::frame::{ErrorReply, ServerFrame, Subscribed};
 
 use super::requests::{Answer, Kind, ListFor, Settled};
 use super::{LinkId, Session, Transport, presence, record};
@@ -50,7 +50,9 @@ impl Session {
             self.outbox.received(now);
         }
         if bytes.is_empty() {
-            return; // a heartbeat's echo, which is never answered (K-011)
+            // A heartbeat's echo, which is never answered (K-011).
+            let timeout = self.options.ack_timeout;
+            return self.subscriptions.echoed(&mut self.fx, &mut self.requests, timeout);
         }
         match ServerFrame::decode(bytes) {
             Ok(ServerFrame::AuthReply(reply)) => self.auth_reply(&reply),
@@ -63,11 +65,11 @@ impl Session {
     fn frame(&mut self, bytes: &Bytes, frame: &ServerFrame<'_>) {
         match frame {
             ServerFrame::Message(message) => {
-                self.inbox.message(&mut self.fx, &self.options, &self.subscriptions, bytes, message);
+                self.inbox.message(&mut self.fx, &self.options, &mut self.subscriptions, bytes, message);
             }
             ServerFrame::Published(published) => self.outbox.published(&mut self.fx, published),
             ServerFrame::ErrorReply(error) => self.refused(error),
-            ServerFrame::Subscribed(reply) => self.answer(reply.msg_ref, &Answer::Subscribed(reply.topic)),
+            ServerFrame::Subscribed(reply) => self.subscribed(reply),
             ServerFrame::Unsubscribed(reply) if reply.reason.is_some() => self.revoked(reply.topic),
             ServerFrame::Unsubscribed(reply) => {
                 self.answer(reply.msg_ref, &Answer::Unsubscribed(reply.topic));
@@ -115,16 +117,26 @@ impl Session {
                 full_topic: hydration.full_topic.map(str::to_owned),
                 data: bytes.slice_ref(hydration.data.bytes),
             }),
-            ServerFrame::ReplayStart(start) => self.fx.event(Event::ReplayStart {
-                topic: start.topic.map(Into::into),
-                count: start.count.unwrap_or(0),
-                oldest_timestamp: start.oldest_timestamp,
-                newest_timestamp: start.newest_timestamp,
-            }),
-            ServerFrame::ReplayEnd(end) => self.fx.event(Event::ReplayEnd {
-                topic: end.topic.map(Into::into),
-                replayed: end.replayed.or(end.count).unwrap_or(0),
-            }),
+            ServerFrame::ReplayStart(start) => {
+                if let Some(topic) = start.topic {
+                    self.subscriptions.replays(topic);
+                }
+                self.fx.event(Event::ReplayStart {
+                    topic: start.topic.map(Into::into),
+                    count: start.count.unwrap_or(0),
+                    oldest_timestamp: start.oldest_timestamp,
+                    newest_timestamp: start.newest_timestamp,
+                });
+            }
+            ServerFrame::ReplayEnd(end) => {
+                if let Some(topic) = end.topic {
+                    self.subscriptions.replayed(topic);
+                }
+                self.fx.event(Event::ReplayEnd {
+                    topic: end.topic.map(Into::into),
+                    replayed: end.replayed.or(end.count).unwrap_or(0),
+                });
+            }
             ServerFrame::ReauthReply(reply) => self.reauth_reply(reply.success),
             // The close that follows has the code (K-062); only the bound on the next attempt is in the frame alone.
             ServerFrame::Disconnect(disconnect) => {
@@ -139,6 +151,26 @@ impl Session {
         if let Some(settled) = self.requests.settle(msg_ref, answer) {
             self.settled(settled, Ok(()));
         }
+    }
+
+    /// A subscription is there, and continues or does not (features 2).
+    fn subscribed(&mut self, reply: &Subscribed<'_>) {
+        let Some(settled) = self.requests.settle(reply.msg_ref, &Answer::Subscribed(reply.topic)) else {
+            return;
+        };
+        if let Kind::Subscribe { topic, op } = &settled.kind
+            && let Some(gap) = self.subscriptions.confirmed(topic, *op, reply)
+        {
+            self.fx.counts.gaps += 1;
+            if let Some(ready) = &mut self.recovery {
+                ready.gaps.push(gap.clone());
+            }
+            self.fx.event(Event::Gap(gap));
+        }
+        if self.subscriptions.wants_proof() {
+            self.probe(self.options.heartbeat_timeout);
+        }
+        self.settled(settled, Ok(()));
     }
 
     fn settled(&mut self, settled: Settled, result: Result<(), Error>) {

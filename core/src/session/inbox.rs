@@ -13,7 +13,7 @@ use hashbrown::HashMap;
 use nolag_protocol::frame::{Ack, BatchAck, Ids, Message as Frame};
 
 use super::effects::Effects;
-use super::subscriptions::Subscriptions;
+use super::subscriptions::{Receiving, Subscriptions};
 use crate::event::{Event, Message, Topic, Warning};
 use crate::options::{AckMode, Options};
 
@@ -66,14 +66,19 @@ struct HandedOut {
     topic: Topic,
     msg_id: Option<(Mark, MsgId)>,
     requires_ack: bool,
+    ack_mode: AckMode,
+    /// The position of its subscription moves with it.
+    is_followed: bool,
+    /// A subscribe brought it.
+    is_retained: bool,
 }
 
 /// What became of messages, as the host reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Dispatched {
-    /// All up to and including this delivery were dispatched; their handlers may still run in `afterHandler` mode.
+    /// All up to and including this delivery were dispatched; the handlers of those in [`AckMode::AfterHandler`] may still run.
     UpTo(u64),
-    /// The handlers of these finished; true where all succeeded.
+    /// These were dispatched, or their handlers have finished where that is what counts; true where all succeeded.
     Finished(Vec<(u64, bool)>),
 }
 
@@ -97,87 +102,129 @@ impl Inbox {
         &mut self,
         fx: &mut Effects,
         options: &Options,
-        subscriptions: &Subscriptions,
+        subscriptions: &mut Subscriptions,
         bytes: &Bytes,
         frame: &Frame<'_>,
     ) {
-        let Some(topic) = subscriptions.wants(frame.topic).cloned() else {
+        let Some(Receiving { index, topic, mut track, after_handler }) =
+            subscriptions.receiving(frame.topic, fx.features)
+        else {
             self.unwanted += 1; // it crossed an unsubscribe
             return;
         };
         let requires_ack = frame.requires_ack == Some(true) && frame.msg_id.is_some();
         let msg_id: Option<(Mark, MsgId)> = frame.msg_id.map(|msg_id| (Mark::of(msg_id), msg_id.into()));
-        if let Some((mark, msg_id)) = msg_id.as_ref().filter(|_| options.dedupe.enabled) {
-            match self.seen(fx.now, options, &topic, *mark) {
-                None | Some(Progress::Failed | Progress::Unacknowledged) => {
-                    self.remember(fx.now, options, &topic, *mark);
-                }
-                Some(Progress::Running) => {
-                    self.duplicates += 1;
-                    return;
-                }
-                Some(Progress::Done) => {
-                    self.duplicates += 1;
-                    if requires_ack && options.ack_mode != AckMode::Manual {
-                        self.acknowledge(fx, msg_id.clone());
-                        self.schedule(fx, options);
-                    }
-                    return;
-                }
+        let known = msg_id.as_ref().filter(|_| options.dedupe.enabled).map(|(mark, _)| *mark);
+        let progress = known.and_then(|mark| self.seen(fx.now, options, topic, mark));
+        let has_come = track.as_ref().is_some_and(|track| track.is_repeat(frame));
+        if has_come || matches!(progress, Some(Progress::Running | Progress::Done)) {
+            self.duplicates += 1;
+            if let Some(track) = track {
+                track.came(frame, None);
             }
+            let is_done = progress == Some(Progress::Done);
+            if let Some((_, msg_id)) = msg_id.filter(|_| requires_ack && is_done) {
+                self.acknowledge(fx, msg_id);
+                self.schedule(fx, options);
+            }
+            return;
+        }
+        if let Some(mark) = known {
+            self.remember(fx.now, options, topic, mark);
         }
         self.next += 1;
         fx.counts.received += 1;
+        let is_replay = frame.is_replay == Some(true);
+        let ack_mode = match options.ack_mode {
+            AckMode::Auto if after_handler => AckMode::AfterHandler,
+            mode => mode,
+        };
         self.handed_out.push_back(HandedOut {
             delivery: self.next,
             topic: topic.clone(),
             msg_id,
             requires_ack,
+            ack_mode,
+            is_followed: track.as_mut().is_some_and(|track| track.came(frame, Some(self.next))),
+            is_retained: frame.retained == Some(true) && !is_replay,
         });
         fx.event(Event::Message(Message {
             delivery: self.next,
-            topic,
+            topic: topic.clone(),
             data: bytes.slice_ref(frame.data.bytes),
-            is_replay: frame.is_replay == Some(true),
+            is_replay,
             requires_ack,
+            ack_mode,
             frame: bytes.clone(),
         }));
+        if is_replay {
+            subscriptions.note_moved(index); // it may lie before what the application was told
+        }
     }
 
     /// What the host did with messages.
-    pub(super) fn dispatched(&mut self, fx: &mut Effects, options: &Options, report: Dispatched) {
+    pub(super) fn dispatched(
+        &mut self,
+        fx: &mut Effects,
+        options: &Options,
+        subscriptions: &mut Subscriptions,
+        report: Dispatched,
+    ) {
+        let mut done = |this: &mut Self, message, succeeded| {
+            this.finished(fx, subscriptions, message, succeeded);
+        };
         match report {
-            Dispatched::UpTo(last) if options.ack_mode != AckMode::AfterHandler => {
-                while self.handed_out.front().is_some_and(|message| message.delivery <= last) {
-                    let Some(message) = self.handed_out.pop_front() else { break };
-                    self.finished(fx, options, message, true);
+            Dispatched::UpTo(last) => {
+                let is_done = |message: &HandedOut| {
+                    message.delivery <= last && message.ack_mode != AckMode::AfterHandler
+                };
+                while let Some(message) = self.handed_out.pop_front_if(|message| is_done(message)) {
+                    done(self, message, true);
+                }
+                // What is behind one whose handlers run.
+                let mut index = 0;
+                while self.handed_out.get(index).is_some_and(|message| message.delivery <= last) {
+                    match self.handed_out.get(index).is_some_and(is_done) {
+                        true => {
+                            let Some(message) = self.handed_out.remove(index) else { break };
+                            done(self, message, true);
+                        }
+                        false => index += 1,
+                    }
                 }
             }
-            Dispatched::UpTo(_) => {}
             Dispatched::Finished(reports) => {
                 for (delivery, succeeded) in reports {
                     // Mostly it is the oldest.
-                    let is_oldest =
-                        self.handed_out.front().is_some_and(|message| message.delivery == delivery);
-                    let found = if is_oldest {
-                        self.handed_out.pop_front()
-                    } else {
+                    let oldest = self.handed_out.pop_front_if(|message| message.delivery == delivery);
+                    let Some(message) = oldest.or_else(|| {
                         let found =
                             self.handed_out.binary_search_by_key(&delivery, |message| message.delivery);
-                        found.ok().and_then(|index| self.handed_out.remove(index))
+                        self.handed_out.remove(found.ok()?)
+                    }) else {
+                        continue;
                     };
-                    let Some(message) = found else { continue };
-                    self.finished(fx, options, message, succeeded);
+                    done(self, message, succeeded);
                 }
             }
         }
         self.schedule(fx, options);
     }
 
-    fn finished(&mut self, fx: &mut Effects, options: &Options, message: HandedOut, succeeded: bool) {
+    fn finished(
+        &mut self,
+        fx: &mut Effects,
+        subscriptions: &mut Subscriptions,
+        message: HandedOut,
+        succeeded: bool,
+    ) {
+        if message.is_followed {
+            // A failure is reported, and does not hold the position up: one message that always fails would end recovery.
+            subscriptions.handled(&message.topic, message.delivery);
+        }
         let Some((mark, msg_id)) = message.msg_id else { return };
         // A failing handler withholds the acknowledgement in one mode only (point 5 of the decided ones).
-        let progress = match options.ack_mode {
+        let progress = match message.ack_mode {
             AckMode::AfterHandler if !succeeded => Progress::Failed,
             AckMode::Manual if message.requires_ack => Progress::Unacknowledged,
             AckMode::Auto | AckMode::AfterHandler | AckMode::Manual => Progress::Done,
@@ -251,10 +298,15 @@ impl Inbox {
         self.send_at = None;
     }
 
-    /// The client is closed: what was handed out and not reported was not handled, and may come again (design.md).
-    pub(super) fn closed(&mut self) {
+    /// The application closed the client: what was handed out and not reported is not handed over any more, and comes again
+    /// when it connects again (client-api 12.4).
+    pub(super) fn closed(&mut self, subscriptions: &mut Subscriptions) {
         self.send_at = None;
+        subscriptions.closed();
         for message in self.handed_out.drain(..) {
+            if message.is_retained {
+                subscriptions.owe_retained(&message.topic);
+            }
             if let Some((mark, _)) = message.msg_id
                 && let Some(window) = self.windows.get_mut(&message.topic)
                 && window.ids.get(&mark) == Some(&Progress::Running)
@@ -294,8 +346,10 @@ impl Inbox {
     }
 
     fn seen(&mut self, now: Duration, options: &Options, topic: &Topic, mark: Mark) -> Option<Progress> {
-        while self.order.front().is_some_and(|(at, ..)| *at + options.dedupe.window <= now) {
-            self.drop_oldest();
+        while let Some((at, ..)) = self.order.front()
+            && *at + options.dedupe.window <= now
+        {
+            self.expire_oldest(now);
         }
         self.windows.get(topic).and_then(|window| window.ids.get(&mark)).copied()
     }
@@ -309,6 +363,18 @@ impl Inbox {
             while self.order.len() > options.dedupe.max_ids.max(1) {
                 self.drop_oldest();
             }
+        }
+    }
+
+    /// The oldest is forgotten, unless its handlers still run: what is redelivered meanwhile is a copy however long they take.
+    fn expire_oldest(&mut self, now: Duration) {
+        let Some((at, topic, number, mark)) = self.order.front() else { return };
+        let window = self.windows.get(topic).filter(|window| window.number == *number && *at < now);
+        let runs = window.is_some_and(|window| window.ids.get(mark) == Some(&Progress::Running));
+        if runs && let Some((_, topic, number, mark)) = self.order.pop_front() {
+            self.order.push_back((now, topic, number, mark));
+        } else {
+            self.drop_oldest();
         }
     }
 

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use nolag_protocol::PROTOCOL_VERSION;
-use nolag_protocol::features::Features;
+use nolag_protocol::features::{Feature, Features};
 use nolag_protocol::frame::{Auth, AuthReply, Lenient, Reauth, Version};
 
 use super::connection::{Closing, Heart, Next, Phase, Renewal, SUSPENDED_AT_MOST, Up};
 use super::requests::{Kind, ListFor};
 use super::{LinkId, Output, RequestId, Session, Token, TokenFailure, TokenReason, TokenRequest};
 use crate::error::{ConnectionCode, Ended, Error};
-use crate::event::{Event, Gap, Ready};
+use crate::event::{CLIENT_DISCONNECT, Event, Ready};
 use crate::options::{Credentials, InitialConnect, Secret};
 
 /// A wake-up that is later than this was slept through (client-api 10.3).
@@ -19,7 +19,8 @@ const CLOCK_JUMP: Duration = Duration::from_secs(10);
 const REAUTH_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The features that this client can use.
-const IMPLEMENTED: Features = Features::NONE;
+const IMPLEMENTED: Features =
+    Features::NONE.with(Feature::Recover).with(Feature::Dedupe).with(Feature::Redeliver);
 
 /// The end of an attempt or of a connection.
 pub(super) struct Down {
@@ -250,17 +251,8 @@ impl Session {
     fn recovered(&mut self) {
         let Some(mut ready) = self.recovery.take() else { return };
         let after_loss = std::mem::take(&mut self.connection.after_loss);
-        let interrupted = self.subscriptions.take_interrupted();
-        if after_loss {
-            let since = self.connection.silent_since;
-            let gap = |topic| Gap { topic, reason: "unsupported".into(), since }; // with `recover`, the broker's reason
-            ready.gaps = interrupted.into_iter().map(gap).collect();
-            for gap in &ready.gaps {
-                self.fx.counts.gaps += 1;
-                self.fx.event(Event::Gap(gap.clone()));
-            }
-        }
-        ready.resumed = after_loss && ready.gaps.is_empty() && ready.refused.is_empty();
+        let continues = ready.gaps.is_empty() && !self.subscriptions.is_interrupted();
+        ready.resumed = after_loss && continues && ready.refused.is_empty();
         self.outbox.open();
         self.fx.event(Event::Ready(ready));
         if after_loss {
@@ -294,7 +286,7 @@ impl Session {
         let was_up = if let Phase::Up(up) = &self.connection.phase {
             let (since, last_received) = (up.since, up.heart.last_received);
             self.connection.ended(self.fx.now, since);
-            self.connection.silent_since = Some(last_received);
+            self.connection.last_received = Some(last_received);
             self.connection.lost_at = Some(self.fx.now);
             self.connection.after_loss = true;
             true
@@ -378,7 +370,7 @@ impl Session {
                 _ => {} // subscriptions keep account of their own
             }
         }
-        self.subscriptions.lost(&mut self.fx);
+        self.subscriptions.lost(&mut self.fx, self.connection.last_received);
         self.outbox.lost(&mut self.fx, &self.options, too_big);
         self.presence.lost();
         self.inbox.lost();
@@ -399,11 +391,11 @@ impl Session {
         for (waiter, _) in std::mem::take(&mut self.connection.waiters) {
             self.fx.complete(waiter, Err(error.clone()));
         }
-        self.subscriptions.closed(&mut self.fx, error);
+        self.subscriptions.ended(&mut self.fx, error, self.connection.last_received);
         self.outbox.closed(&mut self.fx, error);
         self.presence.closed(&mut self.fx, error);
         self.lobbies.closed(&mut self.fx, error);
-        self.inbox.closed();
+        self.inbox.lost();
     }
 
     /// Closes when all that was published is settled (client-api 12.3).
@@ -425,14 +417,15 @@ impl Session {
     pub(super) fn finish_closing(&mut self) {
         let closing = self.connection.closing.take();
         let was_up = matches!(self.connection.phase, Phase::Up(_));
-        if was_up {
+        if let Phase::Up(up) = &self.connection.phase {
+            self.connection.last_received = Some(up.heart.last_received);
             self.inbox.send_acks(&mut self.fx);
         }
         if let Some(link) = self.connection.link() {
             self.fx.push(Output::CloseTransport {
                 link,
                 code: 1000,
-                reason: "Client disconnect",
+                reason: CLIENT_DISCONNECT,
                 abort: false,
             });
         }
@@ -445,11 +438,12 @@ impl Session {
             }
             self.fail_all(&Error::closed());
             self.connection.token = None;
-            self.enter(Phase::Closed, "Client disconnect", None);
+            self.enter(Phase::Closed, CLIENT_DISCONNECT, None);
             if was_up {
-                self.fx.event(Event::Disconnected { reason: "Client disconnect".into(), close_code: None });
+                self.fx.event(Event::Disconnected { reason: CLIENT_DISCONNECT.into(), close_code: None });
             }
         }
+        self.inbox.closed(&mut self.subscriptions);
         for request in closing.map(|closing| closing.requests).unwrap_or_default() {
             self.fx.done(request);
         }

@@ -7,7 +7,7 @@
 //! connection to it.
 //!
 //! - `connection`: states, back-off, heartbeats, liveness; `life` and `upkeep`: how they are carried out
-//! - `subscriptions`: what is wanted against what the broker has confirmed
+//! - `subscriptions`: what is wanted against what the broker has confirmed; `positions`: how far each is
 //! - `outbox` and `pace`: publishes that wait or are in flight
 //! - `inbox`: repeats and acknowledgements
 //! - `presence`, `lobby` and `record`: rosters and watches
@@ -15,9 +15,9 @@
 //! - `calls`: what each call does in each state; `frames`: what each frame of the broker does
 //! - `effects`: the outputs
 //!
-//! Where the negotiated features will be: `recover` in `subscriptions` (positions and the `subscribe` frame) and `inbox`
-//! (advancing them); `dedupe` needs nothing but its name in `auth`; `rooms` in `presence` (the `app` of its frames); `batch`
-//! in `effects` (sending) and `frames` (receiving).
+//! Where the negotiated features are: `recover` in `positions`, with `subscriptions` (the `subscribe` frame) and `inbox` (what has
+//! come, and was handled); `dedupe` in `outbox`; `redeliver` in `inbox`. Where they will be: `rooms` in `presence` (the `app` of
+//! its frames); `batch` in `effects` (sending) and `frames` (receiving).
 
 mod calls;
 mod connection;
@@ -28,6 +28,7 @@ mod life;
 mod lobby;
 mod outbox;
 mod pace;
+mod positions;
 mod presence;
 mod record;
 mod requests;
@@ -45,7 +46,7 @@ pub use subscriptions::FilterChange;
 use crate::Error;
 use crate::error::ConnectionCode;
 use crate::event::{Actor, Event, LobbySnapshot, Ready, Receipt, Room, State, Topic};
-use crate::options::{Options, PublishOptions, Secret, SubscribeOptions};
+use crate::options::{Options, Position, PublishOptions, Secret, SubscribeOptions};
 use connection::{Connection, MAX_HEARTBEAT};
 use effects::{Effects, earlier};
 use inbox::Inbox;
@@ -431,7 +432,7 @@ impl Session {
     /// The host reports what became of messages (client-api 8.4).
     pub fn dispatched(&mut self, now: Duration, report: Dispatched) {
         self.begin(now);
-        self.inbox.dispatched(&mut self.fx, &self.options, report);
+        self.inbox.dispatched(&mut self.fx, &self.options, &mut self.subscriptions, report);
         self.end();
     }
 
@@ -458,6 +459,19 @@ impl Session {
     /// The topics that are wanted, each with whether the broker has confirmed it so.
     pub fn subscriptions(&self) -> impl Iterator<Item = (&Topic, bool)> {
         self.subscriptions.states()
+    }
+
+    /// How far the application is with a subscription: up to here it was handed all messages, and in
+    /// [`AckMode::AfterHandler`](crate::options::AckMode::AfterHandler) their handlers have finished (features 2). `None` for
+    /// groups, and as long as nothing is known.
+    pub fn position(&self, topic: &str) -> Option<Position> {
+        self.subscriptions.position(topic)
+    }
+
+    /// The positions that may have moved since this was last asked, each once; `None` where there is none any more. For hosts whose
+    /// positions are read where the session is not.
+    pub fn take_moved(&mut self) -> impl Iterator<Item = (Topic, Option<Position>)> {
+        self.subscriptions.take_moved()
     }
 
     /// The lobbies that are watched.

@@ -2,7 +2,7 @@
 //!
 //! Everything goes through one line, live or queued, whatever its quality: so the order of a topic holds. A publish of
 //! quality 1 or 2 stays in flight until it is answered; at a loss it goes back to the front of the line under the same
-//! reference. A refusal for the rate stops the line until all that is in flight has been answered and the broker's
+//! reference, by which a broker with the feature `dedupe` recognises it. A refusal for the rate stops the line until all that is in flight has been answered and the broker's
 //! second has turned.
 
 use std::collections::VecDeque;
@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use nolag_protocol::codes;
+use nolag_protocol::features::Feature;
 use nolag_protocol::frame::{Data, Lenient, Limits, Publish, Published, Qos, Raw};
 use nolag_protocol::msgpack::{Token, write};
 
@@ -25,6 +26,8 @@ use crate::options::{Options, Overflow, PublishOptions, Qos0};
 const UNTOLD_RATE: u64 = 50;
 /// How often a publish that was refused for the rate goes again.
 const MAX_REFUSALS: u32 = 5;
+/// For how long a broker with the feature `dedupe` remembers what it accepted (features 3).
+const DEDUPE_WINDOW: Duration = Duration::from_secs(600);
 /// How long an answer may still take once the broker has shown that it lives (client-api 7.4).
 const GRACE: Duration = Duration::from_secs(1);
 
@@ -42,6 +45,8 @@ struct Entry {
     expires: Duration,
     attempts: u32,
     refusals: u32,
+    /// Every copy of it went to a broker that recognises copies.
+    deduped: bool,
     /// It had to wait for a connection.
     offline: bool,
     first_written: Duration,
@@ -157,6 +162,7 @@ impl Outbox {
             expires,
             attempts: 0,
             refusals: 0,
+            deduped: true,
             offline,
             first_written: Duration::ZERO,
         };
@@ -267,7 +273,9 @@ impl Outbox {
             entry.first_written = fx.now;
         }
         entry.attempts += 1;
-        if entry.qos == Qos::ExactlyOnce {
+        let is_recognised = fx.features.has(Feature::Dedupe);
+        entry.deduped &= is_recognised && fx.now < entry.first_written.saturating_add(DEDUPE_WINDOW);
+        if entry.qos == Qos::ExactlyOnce && !is_recognised {
             fx.warn(Warning::QosReduced);
         }
         if answered {
@@ -552,6 +560,7 @@ impl Entry {
             qos: self.qos,
             effective_qos: match outcome {
                 Outcome::Written => Qos::AtMostOnce,
+                Outcome::Accepted | Outcome::Duplicate if self.deduped => self.qos,
                 Outcome::Accepted | Outcome::Duplicate => self.qos.min(Qos::AtLeastOnce),
             },
             outcome,

@@ -7,15 +7,19 @@
 use std::time::Duration;
 
 use indexmap::IndexMap;
+use nolag_protocol::features::{Feature, Features};
 use nolag_protocol::filter;
-use nolag_protocol::frame::{Lenient, Raw, SetFilters, Subscribe, Unsubscribe};
+use nolag_protocol::frame::{
+    Lenient, Position as Offer, Raw, SetFilters, Subscribe, Subscribed, Unsubscribe,
+};
 
 use super::effects::Effects;
+use super::positions::{Join, Proof, Track};
 use super::requests::{Kind, Requests};
 use super::{Reply, RequestId};
 use crate::Error;
-use crate::event::Topic;
-use crate::options::{Filter, Group, Qos};
+use crate::event::{Gap, Topic};
+use crate::options::{Filter, Group, Position, Qos};
 
 /// The most topics that a client may want.
 pub(super) const MAX_TOPICS: usize = 100_000;
@@ -26,6 +30,15 @@ pub(super) struct Mode {
     pub(super) qos: Qos,
     pub(super) group: Option<Group>,
     pub(super) filters: Vec<Filter>,
+    pub(super) redeliver: bool,
+    pub(super) ack_timeout: Option<Duration>,
+}
+
+/// What a subscribe asks for.
+pub(super) struct Asked {
+    pub(super) mode: Mode,
+    pub(super) history: Option<u16>,
+    pub(super) resume_from: Option<Position>,
 }
 
 /// A change of a subscription's filters.
@@ -49,6 +62,10 @@ struct Wanted {
     by_filters: bool,
     /// The broker said no; it is not asked again on this connection.
     refused: Option<Error>,
+    /// Where it is; groups have no place of their own.
+    track: Option<Track>,
+    /// The broker is asked once more, for the retained messages alone.
+    again: bool,
 }
 
 /// What the broker has of a topic.
@@ -64,7 +81,7 @@ enum Held {
 }
 
 enum Change {
-    Subscribe(Mode),
+    Subscribe { mode: Mode, life: u64, join: Join },
     SetFilters(Vec<Filter>),
     Unsubscribe,
 }
@@ -84,8 +101,18 @@ struct Entry {
     late: Option<Operation>,
     /// Calls that the next operation settles, or the finding that none is needed.
     waiting: Vec<RequestId>,
-    /// It was confirmed on the connection that was lost last.
-    was_held: bool,
+    /// Its position has moved, and the host has not asked since.
+    moved: bool,
+}
+
+/// What becomes of a message of a topic.
+pub(super) struct Receiving<'a> {
+    /// For [`Subscriptions::note_moved`].
+    pub(super) index: usize,
+    pub(super) topic: &'a Topic,
+    pub(super) track: Option<&'a mut Track>,
+    /// It is acknowledged when its handlers have finished, whatever the client's mode is (features 6).
+    pub(super) after_handler: bool,
 }
 
 /// What an answer meant for the application.
@@ -97,16 +124,36 @@ pub(super) struct Outcome {
 /// All topics, in the order of their first subscription.
 #[derive(Default)]
 pub(super) struct Subscriptions {
-    topics: IndexMap<Topic, Entry>,
+    topics: IndexMap<Topic, Entry, hashbrown::DefaultHashBuilder>,
     /// Refused on an earlier connection, and to be asked for once on this one.
     refused_before: Vec<Topic>,
+    /// Those whose position has moved since the host asked.
+    moved: Vec<Topic>,
+    /// Those of which retained messages may be on their way, with the first heartbeat since they were confirmed.
+    unproven: Vec<(Topic, Option<u64>)>,
+    /// Heartbeats that were sent and answered on this connection.
+    beats: u64,
+    echoes: u64,
+    wants_proof: bool,
     next: u64,
 }
 
 impl Subscriptions {
-    /// Whether messages of the topic concern the application.
-    pub(super) fn wants(&self, topic: &str) -> Option<&Topic> {
-        self.topics.get_key_value(topic).filter(|(_, entry)| entry.wanted.is_some()).map(|(topic, _)| topic)
+    /// Whether the application wants the topic.
+    pub(super) fn wants(&self, topic: &str) -> bool {
+        self.topics.get(topic).is_some_and(|entry| entry.wanted.is_some())
+    }
+
+    /// Whom a message of the topic concerns, if anybody: not those who want the topic since an unsubscribe that the broker has not
+    /// confirmed yet.
+    pub(super) fn receiving(&mut self, topic: &str, features: Features) -> Option<Receiving<'_>> {
+        let (index, topic, entry) = self.topics.get_full_mut(topic)?;
+        let wanted = entry.wanted.as_mut()?;
+        if matches!(entry.held, Held::Yes { life, .. } if life != wanted.life) {
+            return None;
+        }
+        let after_handler = wanted.mode.redeliver && features.has(Feature::Redeliver);
+        Some(Receiving { index, topic, track: wanted.track.as_mut(), after_handler })
     }
 
     pub(super) fn is_full(&self) -> bool {
@@ -120,7 +167,7 @@ impl Subscriptions {
         requests: &mut Requests,
         timeout: Duration,
         topic: &str,
-        mode: Mode,
+        Asked { mode, history, resume_from }: Asked,
         request: RequestId,
     ) {
         let life = self.number();
@@ -133,11 +180,16 @@ impl Subscriptions {
             }
         };
         let entry = &mut self.topics[index];
+        if let Some(track) = entry.track() {
+            track.asked_again(history, resume_from.clone());
+        }
+        let in_group = mode.group.is_some();
+        let track = || (!in_group).then(|| Track::new(history, resume_from));
         match &mut entry.wanted {
             Some(wanted) if wanted.mode == mode && wanted.refused.is_none() => {
                 // The same again: it shares the fate of the operation that is on its way, if that is the last word.
                 match &mut entry.in_flight {
-                    Some(Operation { change: Change::Subscribe(sent), waiters, .. })
+                    Some(Operation { change: Change::Subscribe { mode: sent, .. }, waiters, .. })
                         if *sent == mode && entry.waiting.is_empty() =>
                     {
                         waiters.push(request);
@@ -147,16 +199,21 @@ impl Subscriptions {
                 }
             }
             Some(wanted) => {
-                *wanted = Wanted { mode, life: wanted.life, by_filters: false, refused: None };
+                let track = wanted.track.take().filter(|_| !in_group).or_else(track);
+                *wanted =
+                    Wanted { mode, life: wanted.life, by_filters: false, refused: None, track, again: false };
                 entry.waiting.push(request);
             }
             None => {
                 // An unsubscribe that was not sent yet has nothing left to do.
                 settle(fx, &mut entry.waiting);
-                entry.wanted = Some(Wanted { mode, life, by_filters: false, refused: None });
+                let track = track();
+                entry.wanted =
+                    Some(Wanted { mode, life, by_filters: false, refused: None, track, again: false });
                 entry.waiting.push(request);
             }
         }
+        self.note_moved(index);
         self.reconcile(fx, requests, timeout, index, false);
     }
 
@@ -186,6 +243,7 @@ impl Subscriptions {
             // Offline it is settled by forgetting it (FC-06).
             settle(fx, &mut entry.waiting);
         }
+        self.note_moved(index);
         self.reconcile(fx, requests, timeout, index, false);
         wanted
     }
@@ -240,6 +298,10 @@ impl Subscriptions {
             return None;
         };
         let topic = key.clone();
+        if let (Change::SetFilters(_), Ok(()), Some(track)) = (&change, &result, entry.track()) {
+            track.owe_retained(); // of the values that are new
+            self.unproven.push((topic.clone(), None));
+        }
         let settled = entry.apply(change, &result);
         let outcome = if settled {
             for waiter in waiters {
@@ -286,15 +348,18 @@ impl Subscriptions {
         entry.held = Held::No;
         let wanted = entry.wanted.as_mut()?;
         wanted.refused = Some(error);
+        if let Some(track) = &mut wanted.track {
+            track.unsettled();
+        }
         Some(key.clone())
     }
 
-    /// The connection is gone, and all that the broker held with it (client-api 7.4).
-    pub(super) fn lost(&mut self, fx: &mut Effects) {
+    /// The connection is gone, and all that the broker held with it (client-api 7.4). It received something last at `last`.
+    pub(super) fn lost(&mut self, fx: &mut Effects, last: Option<Duration>) {
+        self.unproven.clear();
+        (self.beats, self.echoes) = (0, 0);
         for entry in self.topics.values_mut() {
-            entry.was_held |= matches!(entry.held, Held::Yes { .. });
-            entry.held = Held::No;
-            entry.late = None;
+            entry.let_go(last);
             if let Some(Operation { change, mut waiters, .. }) = entry.in_flight.take() {
                 if matches!(change, Change::Unsubscribe) {
                     settle(fx, &mut waiters);
@@ -334,29 +399,138 @@ impl Subscriptions {
         }
     }
 
-    /// The ordinary subscriptions that were confirmed before the last loss; each is returned once.
-    pub(super) fn take_interrupted(&mut self) -> Vec<Topic> {
-        let interrupted = self.topics.iter_mut().filter_map(|(topic, entry)| {
-            let was_held = std::mem::take(&mut entry.was_held);
-            let ordinary = entry
-                .wanted
-                .as_ref()
-                .is_some_and(|wanted| wanted.mode.group.is_none() && wanted.refused.is_none());
-            (was_held && ordinary).then(|| topic.clone())
-        });
-        interrupted.collect()
+    /// The broker has confirmed the subscribe of this number: tells what was missed, if the subscription was to continue and
+    /// does not (features 2). To be called before [`Subscriptions::answered`].
+    pub(super) fn confirmed(&mut self, topic: &str, number: u64, answer: &Subscribed<'_>) -> Option<Gap> {
+        let (index, key, entry) = self.topics.get_full_mut(topic)?;
+        let late = entry.late.as_ref().filter(|_| entry.in_flight.is_none());
+        let operation = entry.in_flight.as_ref().into_iter().chain(late).find(|op| op.number == number)?;
+        let Change::Subscribe { life, join, .. } = &operation.change else { return None };
+        let wanted = entry.wanted.as_mut().filter(|wanted| wanted.is_served_by(*life, join));
+        let track = wanted?.track.as_mut()?;
+        let missed = track.confirmed(join, answer);
+        if track.owes_retained() {
+            self.unproven.push((key.clone(), None));
+            self.wants_proof |= answer.recovered == Some(true);
+        }
+        let gap = missed.map(|missed| Gap { topic: key.clone(), reason: missed.reason, since: missed.since });
+        self.note_moved(index);
+        gap
     }
 
-    /// The client is closed: calls fail, and what is wanted stays wanted (point 3 of the decided ones).
-    pub(super) fn closed(&mut self, fx: &mut Effects, error: &Error) {
+    /// A heartbeat was sent: its answer proves that what the broker sent before has come.
+    pub(super) fn beat(&mut self) {
+        self.beats += 1;
+        for (_, beat) in &mut self.unproven {
+            beat.get_or_insert(self.beats);
+        }
+    }
+
+    /// A heartbeat was answered. Retained messages that a lost connection owed are asked for by one more subscribe, now that
+    /// nothing is replayed.
+    pub(super) fn echoed(&mut self, fx: &mut Effects, requests: &mut Requests, timeout: Duration) {
+        self.echoes += 1;
+        let echoes = self.echoes;
+        let proven = |(_, beat): &mut (Topic, Option<u64>)| beat.is_some_and(|beat| beat <= echoes);
+        for (topic, _) in self.unproven.extract_if(.., proven).collect::<Vec<_>>() {
+            let Some((index, _, entry)) = self.topics.get_full_mut(&topic) else { continue };
+            let Some(wanted) = &mut entry.wanted else { continue };
+            match wanted.track.as_mut().map(Track::proven) {
+                Some(Proof::Missing) => {
+                    wanted.again = true;
+                    self.reconcile(fx, requests, timeout, index, false);
+                }
+                Some(Proof::Later) => self.unproven.push((topic, None)),
+                Some(Proof::Complete) | None => {}
+            }
+        }
+    }
+
+    /// Whether a heartbeat is wanted now: a subscription continues, and lacks retained messages.
+    pub(super) fn wants_proof(&mut self) -> bool {
+        std::mem::take(&mut self.wants_proof)
+    }
+
+    /// Retained messages of a topic were handed out, and are not handed over.
+    pub(super) fn owe_retained(&mut self, topic: &str) {
+        self.with_track(topic, Track::owe_retained);
+    }
+
+    /// Replayed messages of a topic follow.
+    pub(super) fn replays(&mut self, topic: &str) {
+        self.with_track(topic, Track::replays);
+    }
+
+    /// All replayed messages of a topic have come.
+    pub(super) fn replayed(&mut self, topic: &str) {
+        self.with_track(topic, Track::replayed);
+    }
+
+    /// The application is done with a message.
+    pub(super) fn handled(&mut self, topic: &str, delivery: u64) {
+        self.with_track(topic, |track| track.handled(delivery));
+    }
+
+    fn with_track(&mut self, topic: &str, change: impl FnOnce(&mut Track)) {
+        let Some((index, _, entry)) = self.topics.get_full_mut(topic) else { return };
+        if let Some(track) = entry.track() {
+            change(track);
+            self.note_moved(index);
+        }
+    }
+
+    /// How far the application is with a subscription.
+    pub(super) fn position(&self, topic: &str) -> Option<Position> {
+        self.topics.get(topic)?.wanted.as_ref()?.track.as_ref()?.position()
+    }
+
+    /// Those that may have moved since this was last asked.
+    pub(super) fn take_moved(&mut self) -> impl Iterator<Item = (Topic, Option<Position>)> {
+        for topic in &self.moved {
+            if let Some(entry) = self.topics.get_mut(topic) {
+                entry.moved = false;
+            }
+        }
+        let moved = std::mem::take(&mut self.moved).into_iter();
+        moved.map(|topic| {
+            let position = self.position(&topic);
+            (topic, position)
+        })
+    }
+
+    pub(super) fn note_moved(&mut self, index: usize) {
+        let Some((topic, entry)) = self.topics.get_index_mut(index) else { return };
+        if !std::mem::replace(&mut entry.moved, true) {
+            self.moved.push(topic.clone());
+        }
+    }
+
+    /// Whether an ordinary subscription that was to continue has not been confirmed yet.
+    pub(super) fn is_interrupted(&self) -> bool {
+        let mut tracks = self.topics.values().filter_map(|entry| entry.wanted.as_ref()?.track.as_ref());
+        tracks.any(Track::is_interrupted)
+    }
+
+    /// The application closed the client: nothing of what is on its way to it is handed over any more.
+    pub(super) fn closed(&mut self) {
+        for index in 0..self.topics.len() {
+            if let Some(track) = self.topics[index].track() {
+                track.closed();
+                self.note_moved(index);
+            }
+        }
+    }
+
+    /// The client has ended: calls fail, and what is wanted stays wanted (point 3 of the decided ones).
+    pub(super) fn ended(&mut self, fx: &mut Effects, error: &Error, last: Option<Duration>) {
+        self.unproven.clear();
+        (self.beats, self.echoes) = (0, 0);
         for entry in self.topics.values_mut() {
             let in_flight = entry.in_flight.take().map(|op| op.waiters).unwrap_or_default();
             for waiter in in_flight.into_iter().chain(entry.waiting.drain(..)) {
                 fx.complete(waiter, Err(error.clone()));
             }
-            entry.held = Held::No;
-            entry.late = None;
-            entry.was_held = false;
+            entry.let_go(last);
         }
         self.topics.retain(|_, entry| entry.wanted.is_some());
     }
@@ -422,7 +596,7 @@ impl Subscriptions {
                 return;
             }
             (Some(wanted), Held::Yes { life, .. }) if *life != wanted.life => (Change::Unsubscribe, false),
-            (Some(wanted), Held::Yes { mode, .. }) if *mode == wanted.mode => {
+            (Some(wanted), Held::Yes { mode, .. }) if *mode == wanted.mode && !wanted.again => {
                 settle(fx, &mut entry.waiting);
                 return;
             }
@@ -433,7 +607,10 @@ impl Subscriptions {
             }
             // After silence only a new call asks again; the connection is being probed meanwhile.
             (Some(_), Held::Unknown) if entry.waiting.is_empty() => return,
-            (Some(wanted), _) => (Change::Subscribe(wanted.mode.clone()), true),
+            (Some(wanted), _) => {
+                let join = wanted.track.as_ref().map(|track| track.join(fx.features)).unwrap_or_default();
+                (Change::Subscribe { mode: wanted.mode.clone(), life: wanted.life, join }, true)
+            }
         };
         if !requests.has_room() {
             let error = Error::queue("queue_full", Some(topic));
@@ -446,7 +623,10 @@ impl Subscriptions {
         let waiters = if with_waiters { std::mem::take(&mut entry.waiting) } else { Vec::new() };
         let msg_ref = fx.ref_if_understood();
         let topic = topic.clone();
-        let (frame, kind) = frame(&topic, number, &change, msg_ref.as_deref());
+        let (frame, kind) = frame(&topic, number, &change, fx.features, msg_ref.as_deref());
+        if let Some(wanted) = &mut entry.wanted {
+            wanted.again = false;
+        }
         entry.late = None;
         entry.in_flight = Some(Operation { number, change, waiters });
         fx.send(frame);
@@ -456,13 +636,23 @@ impl Subscriptions {
 
 impl Entry {
     fn new() -> Self {
-        Self {
-            wanted: None,
-            held: Held::No,
-            in_flight: None,
-            late: None,
-            waiting: Vec::new(),
-            was_held: false,
+        Self { wanted: None, held: Held::No, in_flight: None, late: None, waiting: Vec::new(), moved: false }
+    }
+
+    fn track(&mut self) -> Option<&mut Track> {
+        self.wanted.as_mut()?.track.as_mut()
+    }
+
+    /// The broker holds it no more: the connection is gone, which received something last at `last`.
+    fn let_go(&mut self, last: Option<Duration>) {
+        let held = std::mem::replace(&mut self.held, Held::No);
+        self.late = None;
+        if let Some(wanted) = &mut self.wanted {
+            wanted.again = false;
+            let was_held = matches!(held, Held::Yes { life, .. } if life == wanted.life);
+            if let Some(track) = &mut wanted.track {
+                track.lost(was_held, last);
+            }
         }
     }
 
@@ -470,12 +660,11 @@ impl Entry {
     fn apply(&mut self, change: Change, result: &Result<(), Error>) -> bool {
         match (change, result) {
             (Change::Unsubscribe, _) => self.held = Held::No,
-            (Change::Subscribe(mode), Ok(())) => {
-                // A retained message comes after this answer, so it serves a later life too.
-                let life = self.wanted.as_ref().map_or(0, |wanted| wanted.life);
-                self.held = Held::Yes { mode, life };
+            (Change::Subscribe { mode, life, join }, Ok(())) => {
+                let served = self.wanted.as_ref().filter(|wanted| wanted.is_served_by(life, &join));
+                self.held = Held::Yes { mode, life: served.map_or(life, |wanted| wanted.life) };
             }
-            (Change::Subscribe(mode), Err(error)) => {
+            (Change::Subscribe { mode, .. }, Err(error)) => {
                 if self.held == Held::Unknown {
                     self.held = Held::No;
                 }
@@ -493,6 +682,9 @@ impl Entry {
             }
             (Change::SetFilters(_), Err(error)) if error.code() == "not_subscribed" => {
                 self.held = Held::No; // subscribing with the filters does the same (wire protocol 12.2)
+                if let Some(track) = self.track() {
+                    track.unsettled();
+                }
                 return self.wanted.is_none();
             }
             (Change::SetFilters(filters), Err(error)) => {
@@ -505,6 +697,15 @@ impl Entry {
             }
         }
         true
+    }
+}
+
+impl Wanted {
+    /// Whether the answer to a subscribe is one to this wish. A retained message comes after the answer, so it serves a later life
+    /// too; but what either asks for beside is for the one that asked.
+    fn is_served_by(&self, life: u64, join: &Join) -> bool {
+        let plain = join.recover.is_none() && join.history.is_none();
+        self.life == life || plain && !self.track.as_ref().is_some_and(Track::asks_for_more)
     }
 }
 
@@ -556,10 +757,18 @@ pub(super) fn check_filters(topic: &str, filters: &[Filter]) -> Result<(), Error
     }
 }
 
-fn frame(topic: &Topic, op: u64, change: &Change, msg_ref: Option<&str>) -> (Vec<u8>, Kind) {
+fn frame(
+    topic: &Topic,
+    op: u64,
+    change: &Change,
+    features: Features,
+    msg_ref: Option<&str>,
+) -> (Vec<u8>, Kind) {
     let (msg_ref, owner) = (Lenient(msg_ref), topic.clone());
     match change {
-        Change::Subscribe(mode) => {
+        Change::Subscribe { mode, join, .. } => {
+            let redeliver = mode.redeliver && features.has(Feature::Redeliver);
+            let timeout = mode.ack_timeout.filter(|_| redeliver);
             let filters = (!mode.filters.is_empty()).then(|| filter::encode(&mode.filters));
             let mut group = Vec::new();
             if let Some(Group::Named(name)) = &mode.group {
@@ -571,10 +780,10 @@ fn frame(topic: &Topic, op: u64, change: &Change, msg_ref: Option<&str>) -> (Vec
                 load_balance: Lenient(mode.group.is_some().then_some(true)),
                 load_balance_group: (!group.is_empty()).then_some(Raw(&group)),
                 filters: filters.as_deref().map(Raw),
-                recover: None,
-                history: None,
-                redeliver: Lenient(None),
-                ack_timeout_ms: None,
+                recover: join.recover.as_ref().map(|Position { epoch, seq }| Offer { epoch, seq: *seq }),
+                history: join.history.map(u64::from),
+                redeliver: Lenient(redeliver.then_some(true)),
+                ack_timeout_ms: timeout.map(|timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX)),
                 msg_ref,
             };
             (frame.to_vec(), Kind::Subscribe { topic: owner, op })

@@ -56,10 +56,11 @@ impl Session {
         }
     }
 
-    fn probe(&mut self, limit: Duration) {
+    pub(super) fn probe(&mut self, limit: Duration) {
         let now = self.fx.now;
         if self.connection.up().is_some_and(|up| up.heart.probe(now, limit)) {
             self.fx.send(Vec::new());
+            self.subscriptions.beat();
         }
     }
 
@@ -113,7 +114,10 @@ impl Session {
         }
         match up.heart.pulse(now, timeout) {
             Pulse::Nothing => {}
-            Pulse::Beat => self.fx.send(Vec::new()),
+            Pulse::Beat => {
+                self.fx.send(Vec::new());
+                self.subscriptions.beat();
+            }
             Pulse::Dead => {
                 self.fx.push(Output::CloseTransport { link, code: 1000, reason: "", abort: true });
                 let error = connection_error(ConnectionCode::HeartbeatTimeout, "the broker does not answer");

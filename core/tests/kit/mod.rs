@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use nolag_core::event::{Event, Message, Receipt, Room, State};
 use nolag_core::options::{Credentials, Filter, Options, PublishOptions, Qos, Secret, SubscribeOptions};
-use nolag_core::session::{Call, LinkId, Output, Reply, RequestId, Token, Transport};
+use nolag_core::session::{Call, Dispatched, LinkId, Output, Reply, RequestId, Token, Transport};
 use nolag_core::{Error, Session};
 use nolag_protocol::frame::{AuthReply, ClientFrame, Data, Limits, Message as MessageFrame, ServerFrame};
 
@@ -31,6 +31,9 @@ pub fn options() -> Options {
 pub fn quiet() -> Options {
     Options { heartbeat_interval: Duration::ZERO, ..options() }
 }
+
+/// A broker's features.
+pub const RECOVER: &[&str] = &["recover"];
 
 pub struct Rig {
     pub session: Session,
@@ -152,6 +155,41 @@ impl Rig {
     pub fn accept(&mut self) {
         self.open();
         self.server(accepted());
+    }
+
+    /// The transport opens and the broker accepts, and grants these features.
+    pub fn accept_with(&mut self, features: &[&'static str]) {
+        self.open();
+        self.server(AuthReply { features: features.to_vec(), ..accepted() });
+    }
+
+    /// A client that is connected to a broker with these features.
+    pub fn granted(options: Options, features: &[&'static str]) -> Self {
+        let mut rig = Self::new(options);
+        rig.call(Call::Connect);
+        rig.accept_with(features);
+        rig.forget();
+        rig
+    }
+
+    /// The connection is lost, and another is there, granted these features; what was said and told meanwhile is kept.
+    pub fn reconnect(&mut self, features: &[&'static str]) {
+        self.cut();
+        self.wait_for_attempt();
+        self.forget();
+        self.accept_with(features);
+    }
+
+    /// The application has dispatched all up to this delivery.
+    pub fn dispatched(&mut self, delivery: u64) {
+        self.session.dispatched(self.now, Dispatched::UpTo(delivery));
+        self.drain();
+    }
+
+    /// Handlers have finished.
+    pub fn finished(&mut self, deliveries: &[(u64, bool)]) {
+        self.session.dispatched(self.now, Dispatched::Finished(deliveries.to_vec()));
+        self.drain();
     }
 
     pub fn refuse_auth(&mut self, error: &str) {
@@ -349,6 +387,21 @@ pub fn subscribed(topic: &str) -> nolag_protocol::frame::Subscribed<'_> {
         gap: None,
         msg_ref: None,
     }
+}
+
+/// A fresh subscription, at this number of the epoch `e`.
+pub fn subscribed_at(topic: &str, seq: u64) -> nolag_protocol::frame::Subscribed<'_> {
+    nolag_protocol::frame::Subscribed { epoch: Some("e"), seq: Some(seq), ..subscribed(topic) }
+}
+
+/// A subscription that continues; the newest number is this.
+pub fn recovered(topic: &str, seq: u64) -> nolag_protocol::frame::Subscribed<'_> {
+    nolag_protocol::frame::Subscribed { recovered: Some(true), ..subscribed_at(topic, seq) }
+}
+
+/// A subscription that does not continue, and why.
+pub fn unrecovered<'a>(topic: &'a str, seq: u64, gap: &'a str) -> nolag_protocol::frame::Subscribed<'a> {
+    nolag_protocol::frame::Subscribed { recovered: Some(false), gap: Some(gap), ..subscribed_at(topic, seq) }
 }
 
 pub fn unsubscribed(topic: &str) -> nolag_protocol::frame::Unsubscribed<'_> {

@@ -23,7 +23,7 @@ use crate::store::Full;
 const MAX_SUBSCRIPTIONS: usize = 100_000;
 
 /// The features that the frames of messages depend on.
-const IN_FRAMES: Features = Features::of([Feature::Recover, Feature::Trace]);
+const IN_FRAMES: Features = Features::NONE.with(Feature::Recover).with(Feature::Trace);
 
 /// How many messages of the history a subscribe may ask for (features 2).
 const MAX_HISTORY: u64 = 1_000;

@@ -8,7 +8,7 @@ use nolag_protocol::frame::Position;
 use super::super::{Joined, Reply};
 use super::*;
 
-const RECOVER: Features = Features::of([Feature::Recover]);
+const RECOVER: Features = Features::NONE.with(Feature::Recover);
 
 /// What a subscribe of a test answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
