@@ -68,6 +68,12 @@ impl Features {
         self.0 & (1 << feature as u8) != 0
     }
 
+    /// The set with this one too.
+    #[must_use]
+    pub const fn with(self, feature: Feature) -> Self {
+        Self(self.0 | 1 << feature as u8)
+    }
+
     /// Those that both sets have.
     #[must_use]
     pub fn and(self, other: Self) -> Self {

@@ -41,22 +41,38 @@ impl Session {
         self.end();
     }
 
-    fn received(&mut self, bytes: &Bytes) {
+    /// A message: a heartbeat's echo, one frame, or with `batch` several (features 5). One that cannot be read ends it, and those
+    /// before it stand.
+    fn received(&mut self, message: &Bytes) {
         let now = self.fx.now;
-        self.fx.counts.frames_in += 1;
-        self.fx.counts.bytes_in += bytes.len() as u64;
+        self.fx.counts.bytes_in += message.len() as u64;
         if let Some(up) = self.connection.up() {
-            up.heart.received(now, bytes.is_empty());
+            up.heart.received(now, message.is_empty());
             self.outbox.received(now);
         }
-        if bytes.is_empty() {
-            return; // a heartbeat's echo, which is never answered (K-011)
+        if message.is_empty() {
+            self.fx.counts.frames_in += 1;
+            return; // never answered (K-011)
         }
-        match ServerFrame::decode(bytes) {
-            Ok(ServerFrame::AuthReply(reply)) => self.auth_reply(&reply),
-            Ok(frame) if self.fx.link.is_some() => self.frame(bytes, &frame),
-            Ok(_) => {}
-            Err(_) => self.fx.counts.decode_errors += 1,
+        let mut rest: &[u8] = message;
+        while !rest.is_empty() {
+            self.fx.counts.frames_in += 1;
+            let is_one_of_many = rest.len() < message.len();
+            let (frame, behind) = ServerFrame::decode_first(rest);
+            match frame {
+                Err(_) => return self.fx.counts.decode_errors += 1,
+                Ok(_) if is_one_of_many && !self.may_batch() => {
+                    return self.fx.counts.decode_errors += 1;
+                }
+                Ok(ServerFrame::AuthReply(reply)) => self.auth_reply(&reply),
+                Ok(_) if self.fx.link.is_none() => {}
+                Ok(frame) if !is_one_of_many && behind.is_empty() => self.frame(message, &frame),
+                Ok(frame) => {
+                    let own = message.slice_ref(&rest[..rest.len() - behind.len()]);
+                    self.frame(&own, &frame);
+                }
+            }
+            rest = behind;
         }
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use nolag_protocol::PROTOCOL_VERSION;
-use nolag_protocol::features::Features;
+use nolag_protocol::features::{Feature, Features};
 use nolag_protocol::frame::{Auth, AuthReply, Lenient, Reauth, Version};
 
 use super::connection::{Closing, Heart, Next, Phase, Renewal, SUSPENDED_AT_MOST, Up};
@@ -19,7 +19,7 @@ const CLOCK_JUMP: Duration = Duration::from_secs(10);
 const REAUTH_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The features that this client can use.
-const IMPLEMENTED: Features = Features::NONE;
+const IMPLEMENTED: Features = Features::NONE.with(Feature::Batch);
 
 /// The end of an attempt or of a connection.
 pub(super) struct Down {
@@ -94,6 +94,7 @@ impl Session {
     pub(super) fn attempt(&mut self, reason: &str, counts: bool) {
         self.connection.tries = self.connection.tries.saturating_add(u32::from(counts));
         self.connection.retry_after = None;
+        self.fx.features = Features::NONE; // until this one is granted some
         let link = LinkId(self.connection.number());
         self.enter(Phase::Opening { link, until: self.fx.now + self.options.connect_timeout }, reason, None);
         self.fx.push(Output::OpenTransport { link });

@@ -15,9 +15,9 @@
 //! - `calls`: what each call does in each state; `frames`: what each frame of the broker does
 //! - `effects`: the outputs
 //!
-//! Where the negotiated features will be: `recover` in `subscriptions` (positions and the `subscribe` frame) and `inbox`
+//! Where the negotiated features are: `recover` in `subscriptions` (positions and the `subscribe` frame) and `inbox`
 //! (advancing them); `dedupe` needs nothing but its name in `auth`; `rooms` in `presence` (the `app` of its frames); `batch`
-//! in `effects` (sending) and `frames` (receiving).
+//! in `frames` (receiving) and the host (sending); `reauth` in `upkeep`; `trace` in `outbox`.
 
 mod calls;
 mod connection;
@@ -45,7 +45,7 @@ pub use subscriptions::FilterChange;
 use crate::Error;
 use crate::error::ConnectionCode;
 use crate::event::{Actor, Event, LobbySnapshot, Ready, Receipt, Room, State, Topic};
-use crate::options::{Options, PublishOptions, Secret, SubscribeOptions};
+use crate::options::{Feature, Options, PublishOptions, Secret, SubscribeOptions};
 use connection::{Connection, MAX_HEARTBEAT};
 use effects::{Effects, earlier};
 use inbox::Inbox;
@@ -258,11 +258,11 @@ pub enum Output {
         /// Its number.
         link: LinkId,
     },
-    /// Send a binary message.
+    /// Send a frame, as a binary message of its own or, where [`Session::may_batch`] says so, together with others.
     Send {
         /// On this transport.
         link: LinkId,
-        /// One frame; empty for a heartbeat.
+        /// One frame; empty for a heartbeat, which is a message of its own in any case.
         frame: Bytes,
     },
     /// Close a transport; nothing it still does matters.
@@ -420,6 +420,12 @@ impl Session {
             earlier(self.inbox.deadline(), self.presence.deadline()),
         );
         earlier(quiet, self.outbox.deadline(self.fx.now, &self.options))
+    }
+
+    /// Whether frames that are ready together may go out in one message, one after another: the broker grants `batch` (features
+    /// 5). It may change with [`Session::transport`] alone.
+    pub fn may_batch(&self) -> bool {
+        self.fx.features.has(Feature::Batch)
     }
 
     /// A deadline has come.

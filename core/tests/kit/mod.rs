@@ -85,6 +85,16 @@ impl Rig {
         rig
     }
 
+    /// The same where the broker grants these features.
+    pub fn granted(options: Options, features: &[&'static str]) -> Self {
+        let mut rig = Self::new(options);
+        rig.call(Call::Connect);
+        rig.open();
+        rig.server(AuthReply { features: features.to_vec(), ..accepted() });
+        rig.forget();
+        rig
+    }
+
     pub fn forget(&mut self) {
         self.sent.clear();
         self.events.clear();
@@ -146,6 +156,11 @@ impl Rig {
     /// The broker sends a frame.
     pub fn server<'a>(&mut self, frame: impl Into<ServerFrame<'a>>) {
         self.transport(Transport::Frame(Bytes::from(frame.into().to_vec())));
+    }
+
+    /// The broker sends several frames in one message.
+    pub fn server_batch(&mut self, frames: &[Vec<u8>]) {
+        self.transport(Transport::Frame(Bytes::from(frames.concat())));
     }
 
     /// The transport opens and the broker accepts, without a limit on publishes.
