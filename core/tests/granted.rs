@@ -1,6 +1,10 @@
 //! What a broker grants beyond the protocol (features 1), on a stepped clock: `batch`, `rooms`, `reauth`, `trace`.
 
-use nolag_core::session::Dispatched;
+use nolag_core::Error;
+use nolag_core::event::{Change, Event, Room};
+use nolag_core::session::{Call, Dispatched, Reply};
+use nolag_protocol::frame::{AuthReply, Data, ErrorReply, PresenceEvent, PresenceList, PresenceUpdated};
+use rmpv::Value;
 
 #[path = "kit/mod.rs"]
 mod kit;
@@ -53,4 +57,161 @@ fn without_the_grant_a_message_is_one_frame() {
     assert!(!rig.session.may_batch());
     rig.accept();
     assert!(!rig.session.may_batch());
+}
+
+fn set(rig: &mut Rig, room: Room, data: Option<u64>) {
+    let request = rig.call(Call::SetPresence { room: Some(room), data: data.map(number) });
+    assert!(rig.is_done(request));
+}
+
+/// The broker's list of a room; it says which app's room it is.
+fn list(rig: &mut Rig, app: &str, room: &str, actors: &[&str]) {
+    let entry = |id: &&str| {
+        Value::Map(vec![("actorTokenId".into(), (*id).into()), ("presence".into(), Value::Map(vec![]))])
+    };
+    let data = pack(&Value::Array(actors.iter().map(entry).collect()));
+    let data = Data::new(&data);
+    rig.server(PresenceList { app: Some(app), room_id: Some(room), data, truncated: None, msg_ref: None });
+}
+
+fn presence(rig: &mut Rig, event: &str, app: &str, room: &str, actor: &str) {
+    let data = map(&[("actor_token_id", actor.into()), ("presence", Value::Map(vec![]))]);
+    let data = Data::new(&data);
+    rig.server(PresenceEvent { event, app: Some(app), room_id: Some(room), data });
+}
+
+fn changes(rig: &mut Rig) -> Vec<(Change, String)> {
+    let changes = rig.events.drain(..).filter_map(|event| match event {
+        Event::Presence(change, actor) => {
+            let room = actor.room.unwrap();
+            Some((change, format!("{} in {}/{}", actor.actor_id, room.app.unwrap_or_default(), room.room)))
+        }
+        Event::PresenceReplaced(room) => panic!("{room:?} was replaced"),
+        _ => None,
+    });
+    changes.collect()
+}
+
+fn members(rig: &Rig, room: &Room) -> Vec<String> {
+    rig.session.roster(room).map(|actor| actor.actor_id.clone()).collect()
+}
+
+/// F-11, API-031: presence in three rooms at once; none ends another, and all come back after a loss, in the order of the last change.
+#[test]
+fn several_rooms_at_once() {
+    let mut rig = Rig::granted(quiet(), &["rooms"]);
+    let rooms = ["one", "two", "three"];
+    for room in rooms {
+        set(&mut rig, room_of("a", room), Some(1));
+        assert_eq!(rig.frames(), [format!("presence a/{room}"), format!("getPresence a/{room}")]);
+        list(&mut rig, "a", room, &["me"]);
+        assert_eq!(changes(&mut rig), [(Change::Join, format!("me in a/{room}"))]);
+    }
+    set(&mut rig, room_of("a", "one"), Some(2));
+    assert_eq!(rig.frames(), ["presence a/one"]);
+    for room in rooms {
+        presence(&mut rig, "join", "a", room, "ann");
+    }
+    assert_eq!(changes(&mut rig).len(), 3, "every room is followed");
+    rig.cut();
+    rig.wait_for_attempt();
+    rig.open();
+    rig.server(AuthReply { features: vec!["rooms"], ..accepted() });
+    let restored = ["two", "three", "one"]
+        .iter()
+        .flat_map(|room| [format!("presence a/{room}"), format!("getPresence a/{room}")]);
+    assert_eq!(rig.frames()[1..], restored.collect::<Vec<_>>());
+    for room in ["two", "three", "one"] {
+        list(&mut rig, "a", room, &["me"]);
+    }
+    let gone: Vec<_> = ["two", "three", "one"].map(|room| (Change::Leave, format!("ann in a/{room}"))).into();
+    assert_eq!(changes(&mut rig), gone);
+    set(&mut rig, room_of("a", "two"), None);
+    assert_eq!(rig.frames(), ["presence a/two"]);
+    assert_eq!(rig.session.rooms().count(), 2);
+
+    // A broker without the feature: one room, by its slug alone.
+    let mut rig = Rig::connected(quiet());
+    set(&mut rig, room_of("a", "one"), Some(1));
+    set(&mut rig, room_of("a", "two"), Some(1));
+    assert_eq!(rig.frames(), ["presence one", "getPresence one", "presence two", "getPresence two"]);
+    assert!(rig.events.contains(&Event::PresenceReplaced(room_of("a", "one"))));
+}
+
+/// F-17, K-054: equally named rooms of two apps have a roster each, and no event or list of the one touches the other.
+#[test]
+fn equal_names_in_two_apps() {
+    let mut rig = Rig::granted(quiet(), &["rooms"]);
+    let (a, b) = (room_of("a", "r"), room_of("b", "r"));
+    set(&mut rig, a.clone(), Some(1));
+    set(&mut rig, b.clone(), Some(1));
+    list(&mut rig, "b", "r", &["me", "bob"]);
+    list(&mut rig, "a", "r", &["me"]);
+    presence(&mut rig, "join", "a", "r", "ann");
+    presence(&mut rig, "join", "b", "r", "ann");
+    presence(&mut rig, "leave", "a", "r", "bob");
+    presence(&mut rig, "leave", "b", "r", "ann");
+    let told: Vec<_> = changes(&mut rig).into_iter().map(|(_, who)| who).collect();
+    assert_eq!(told, ["me in b/r", "bob in b/r", "me in a/r", "ann in a/r", "ann in b/r", "ann in b/r"]);
+    assert_eq!((members(&rig, &a), members(&rig, &b)), (owned(&["me", "ann"]), owned(&["me", "bob"])));
+    rig.forget();
+    let lists = [a, b].map(|room| rig.call(Call::FetchPresence { room }));
+    assert_eq!(rig.frames(), ["getPresence a/r", "getPresence b/r"]);
+    list(&mut rig, "b", "r", &[]);
+    assert!(rig.is_open(lists[0]), "API-063: its own answer");
+    assert_eq!(rig.results[&lists[1]], Ok(Reply::Presence(vec![])));
+}
+
+fn owned(names: &[&str]) -> Vec<String> {
+    names.iter().map(|name| (*name).to_owned()).collect()
+}
+
+/// Client-api 9, features 4: a room set without an app takes it from the answer, and is the room of that name from then on.
+#[test]
+fn a_room_without_an_app_takes_it_from_the_answer() {
+    let mut rig = Rig::granted(quiet(), &["rooms"]);
+    set(&mut rig, room("r"), Some(1));
+    let msg_ref = rig.sent_ref(0);
+    assert_eq!(rig.frames(), ["presence r", "getPresence r"]);
+    presence(&mut rig, "join", "a", "r", "me"); // older than the list
+    rig.server(PresenceUpdated { app: Some("a"), room_id: Some("r"), msg_ref: Some(&msg_ref) });
+    list(&mut rig, "a", "r", &["me"]);
+    presence(&mut rig, "join", "a", "r", "ann");
+    let joined = ["me in a/r", "ann in a/r"].map(|who| (Change::Join, who.to_owned()));
+    assert_eq!(changes(&mut rig), joined);
+    assert_eq!(rig.session.rooms().collect::<Vec<_>>(), [&room_of("a", "r")]);
+    assert_eq!(members(&rig, &room("r")), ["me", "ann"], "and can still be asked for without it");
+    set(&mut rig, room("r"), Some(2));
+    rig.call(Call::FetchPresence { room: room("r") });
+    assert_eq!(rig.frames(), ["presence a/r", "getPresence a/r"]);
+
+    // Named both ways before anybody knew that it is one room: the later word counts.
+    let mut rig = Rig::new(quiet());
+    set(&mut rig, room("r"), Some(1));
+    set(&mut rig, room_of("a", "r"), Some(2));
+    rig.call(Call::Connect);
+    rig.open();
+    rig.server(AuthReply { features: vec!["rooms"], ..accepted() });
+    rig.frames();
+    list(&mut rig, "a", "r", &["me"]);
+    list(&mut rig, "a", "r", &["me"]);
+    assert_eq!(changes(&mut rig), [(Change::Join, "me in a/r".to_owned())]);
+    rig.cut();
+    rig.wait_for_attempt();
+    rig.open();
+    rig.server(AuthReply { features: vec!["rooms"], ..accepted() });
+    assert_eq!(rig.frames()[1..], ["presence a/r", "getPresence a/r"]);
+}
+
+/// API-095: a room that the broker does not know is told once, though its list does not have this connection either.
+#[test]
+fn an_unknown_room_is_told_once() {
+    let mut rig = Rig::granted(quiet(), &["rooms"]);
+    set(&mut rig, room_of("a", "r"), Some(1));
+    let msg_ref = rig.sent_ref(0);
+    let refusal =
+        ErrorReply { app: Some("a"), room_id: Some("r"), msg_ref: Some(&msg_ref), ..error("unknown_room") };
+    rig.server(refusal);
+    list(&mut rig, "a", "r", &[]);
+    assert_eq!(rig.errors().iter().map(Error::code).collect::<Vec<_>>(), ["unknown_room"]);
 }

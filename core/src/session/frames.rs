@@ -92,7 +92,12 @@ impl Session {
                 self.answer(reply.msg_ref, &Answer::FiltersUpdated(reply.topic));
             }
             ServerFrame::PresenceUpdated(reply) => {
-                self.answer(reply.msg_ref, &Answer::PresenceUpdated(reply.room_id));
+                let answer = Answer::PresenceUpdated { app: reply.app, room: reply.room_id };
+                if let Some(settled) = self.requests.settle(reply.msg_ref, &answer)
+                    && let Kind::Presence { room: Some(room) } = settled.kind
+                {
+                    self.presence.named(&mut self.fx, &mut self.requests, room, reply.app);
+                }
             }
             ServerFrame::LobbyUnsubscribed(reply) => {
                 self.answer(reply.msg_ref, &Answer::LobbyUnsubscribed(reply.lobby_id));
@@ -100,7 +105,7 @@ impl Session {
             ServerFrame::PresenceList(list) => {
                 let answer = Answer::PresenceList { app: list.app, room: list.room_id };
                 if let Some(settled) = self.requests.settle(list.msg_ref, &answer) {
-                    self.listed(settled, bytes, list.data.bytes);
+                    self.listed(settled, bytes, list.app, list.data.bytes);
                 }
             }
             ServerFrame::LobbySubscribed(reply) => {
@@ -191,12 +196,14 @@ impl Session {
                     self.fx.complete(request, result.map(|()| super::Reply::Done));
                 }
             }
+            Kind::Presence { room: Some(room) } if result.is_err() => self.presence.refused(&room),
             Kind::LobbyUnsubscribe { .. } | Kind::GetLobby { .. } | Kind::Presence { .. } => {}
         }
     }
 
-    fn listed(&mut self, settled: Settled, bytes: &Bytes, list: &[u8]) {
+    fn listed(&mut self, settled: Settled, bytes: &Bytes, app: Option<&str>, list: &[u8]) {
         let Kind::GetPresence { room, wanted_by } = settled.kind else { return };
+        let room = self.presence.named(&mut self.fx, &mut self.requests, room, app);
         let wanted_by = if settled.late { ListFor::Nobody } else { wanted_by };
         let actors = presence::actors(&room, bytes, list);
         let timing = (self.options.presence_timeout, self.actor_id.as_deref());
@@ -235,7 +242,12 @@ impl Session {
                 self.outbox.stop(&mut self.fx);
             }
         } else {
-            let answer = Answer::Error { topic: frame.topic, room: frame.room_id, lobby: frame.lobby_id };
+            let answer = Answer::Error {
+                topic: frame.topic,
+                app: frame.app,
+                room: frame.room_id,
+                lobby: frame.lobby_id,
+            };
             if let Some(settled) = self.requests.settle(frame.msg_ref, &answer) {
                 self.settled(settled, Err(error.clone()));
             }

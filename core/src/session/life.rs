@@ -19,7 +19,7 @@ const CLOCK_JUMP: Duration = Duration::from_secs(10);
 const REAUTH_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The features that this client can use.
-const IMPLEMENTED: Features = Features::NONE.with(Feature::Batch);
+const IMPLEMENTED: Features = Features::NONE.with(Feature::Batch).with(Feature::Rooms);
 
 /// The end of an attempt or of a connection.
 pub(super) struct Down {
