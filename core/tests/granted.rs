@@ -1,9 +1,14 @@
 //! What a broker grants beyond the protocol (features 1), on a stepped clock: `batch`, `rooms`, `reauth`, `trace`.
 
+use std::time::Duration;
+
 use nolag_core::Error;
-use nolag_core::event::{Change, Event, Room};
-use nolag_core::session::{Call, Dispatched, Reply};
-use nolag_protocol::frame::{AuthReply, Data, ErrorReply, PresenceEvent, PresenceList, PresenceUpdated};
+use nolag_core::event::{Change, Event, Room, State};
+use nolag_core::options::{Credentials, Options, Secret};
+use nolag_core::session::{Call, Dispatched, Hint, Reply, Token, TokenFailure, TokenReason};
+use nolag_protocol::frame::{
+    AuthReply, Data, ErrorReply, PresenceEvent, PresenceList, PresenceUpdated, ReauthReply,
+};
 use rmpv::Value;
 
 #[path = "kit/mod.rs"]
@@ -214,4 +219,86 @@ fn an_unknown_room_is_told_once() {
     rig.server(refusal);
     list(&mut rig, "a", "r", &[]);
     assert_eq!(rig.errors().iter().map(Error::code).collect::<Vec<_>>(), ["unknown_room"]);
+}
+
+/// The provider answers its last call; the token is valid for so long.
+fn provide(rig: &mut Rig, token: &str, seconds: u64) {
+    let (call, ..) = *rig.token_calls.last().unwrap();
+    let token = Token { secret: Secret::new(token), expires_in: Some(Duration::from_secs(seconds)) };
+    rig.session.token(rig.now, call, Ok(token));
+    rig.drain();
+}
+
+/// A client whose token is valid for five minutes, on a connection that grants `reauth`.
+fn with_a_token_for_five_minutes() -> Rig {
+    let mut rig = Rig::new(Options { credentials: Credentials::Provider, ..quiet() });
+    rig.call(Call::Connect);
+    rig.open();
+    provide(&mut rig, "T1", 300);
+    rig.server(AuthReply { features: vec!["reauth"], ..accepted() });
+    rig.forget();
+    rig
+}
+
+/// K-017: a token is renewed a minute before its end, on the live connection; then again before the new one's.
+#[test]
+fn a_token_is_renewed_in_time() {
+    let mut rig = with_a_token_for_five_minutes();
+    rig.wait(Duration::from_secs(239));
+    assert_eq!(rig.token_calls.len(), 1);
+    rig.wait(Duration::from_secs(1));
+    assert_eq!(rig.token_calls[1].1, TokenReason::Expired);
+    provide(&mut rig, "T2", 300);
+    rig.wait(Duration::from_secs(9));
+    rig.server(ReauthReply { success: true, auth_expires_at: None, error: None });
+    rig.wait(Duration::from_secs(230));
+    assert_eq!(rig.token_calls.len(), 2, "not before it is due");
+    rig.wait(Duration::from_secs(1));
+    assert_eq!(rig.token_calls.len(), 3, "as long as the token is old, not as long as its answer");
+    assert_eq!((rig.frames(), rig.opened.len()), (vec!["reauth T2".to_owned()], 1));
+}
+
+/// K-017, client-api 10.3: a token grows older while the machine sleeps, whether session time goes on or not.
+#[test]
+fn a_token_is_renewed_after_a_sleep() {
+    for clock_goes_on in [true, false] {
+        let mut rig = with_a_token_for_five_minutes();
+        rig.wait(Duration::from_secs(60));
+        let slept = Duration::from_secs(200);
+        if clock_goes_on {
+            rig.now += slept;
+            rig.session.wake(rig.now);
+        } else {
+            rig.session.hint(rig.now, Hint::Slept(slept));
+        }
+        rig.drain();
+        assert_eq!(rig.token_calls.len(), 2, "{clock_goes_on}");
+        assert!(rig.sent.iter().any(|(_, frame)| frame.is_empty()), "and the connection is probed");
+        provide(&mut rig, "T2", 300);
+        assert_eq!(rig.frames(), ["reauth T2"]);
+        assert_eq!(rig.state(), State::Connected);
+    }
+}
+
+/// Client-api 11: a provider that fails or hangs is asked again after a wait; one that says that this is of no use is not.
+#[test]
+fn a_provider_that_has_no_token_for_a_renewal() {
+    let mut rig = with_a_token_for_five_minutes();
+    rig.wait(Duration::from_secs(240));
+    let fail = |rig: &mut Rig, fatal| {
+        let (call, ..) = *rig.token_calls.last().unwrap();
+        rig.session.token(rig.now, call, Err(TokenFailure { message: "down".into(), fatal }));
+        rig.drain();
+    };
+    fail(&mut rig, false);
+    assert_eq!(rig.errors().iter().map(Error::to_string).collect::<Vec<_>>(), ["no token: down"]);
+    rig.wait(ms(101));
+    assert_eq!(rig.token_calls.len(), 3, "again");
+    rig.wait(Duration::from_secs(10)); // no answer
+    rig.wait(ms(201));
+    assert_eq!(rig.token_calls.len(), 4, "and again");
+    fail(&mut rig, true);
+    rig.wait(Duration::from_secs(3_600));
+    assert_eq!(rig.token_calls.len(), 4);
+    assert_eq!((rig.state(), rig.errors().len()), (State::Connected, 3));
 }

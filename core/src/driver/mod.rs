@@ -30,7 +30,7 @@ use crate::session::{
 };
 use crate::{Error, Options};
 use outbound::Outbound;
-use runtime::{Alarm, Clock};
+use runtime::{Alarm, Clock, Naps};
 
 /// How many bytes may wait for the transport before the session's publishes are held back by not reading calls.
 const MAX_WRITE_BYTES: usize = 1 << 20;
@@ -163,6 +163,7 @@ enum Input {
 struct Driver<H> {
     session: Session,
     clock: Clock,
+    naps: Naps,
     transport: Box<dyn Transport>,
     provider: Option<TokenProvider>,
     host: H,
@@ -193,6 +194,7 @@ pub fn drive<H: Host>(
     let mut driver = Box::new(Driver {
         session: Session::new(options, runtime::seed()),
         clock: Clock::start(),
+        naps: Naps::default(),
         transport,
         provider,
         host,
@@ -232,6 +234,11 @@ impl<H: Host> Driver<H> {
             self.now = self.clock.now();
         }
         let now = self.now;
+        if self.taken <= 1
+            && let Some(time) = self.naps.look(now)
+        {
+            self.session.hint(now, Hint::Slept(time));
+        }
         match input {
             Input::Opened(id, Ok(link)) => {
                 self.wire = Wire::Open { id, link, out: Outbound::default(), broken: None };

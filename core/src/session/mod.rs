@@ -246,6 +246,9 @@ pub enum Hint {
     Suspend,
     /// It is back.
     Resume,
+    /// The machine has slept for so long, and session time stood still meanwhile. (A host whose clock goes on during sleep need not
+    /// say so: a wake-up that comes more than 10 s late is taken for one.)
+    Slept(Duration),
     /// The application wants an attempt now.
     ReconnectNow,
 }
@@ -369,6 +372,7 @@ pub struct Session {
 impl Session {
     /// A client that was never connected. Equal options, seeds and inputs give equal outputs (API-092).
     pub fn new(options: Options, seed: u64) -> Self {
+        let options = options.bounded();
         let mut fx = Effects::new(seed);
         let client_id = fx.client_id(&options);
         if options.heartbeat_interval > MAX_HEARTBEAT {
