@@ -311,4 +311,6 @@ pub struct PublishOptions {
     pub ttl: Option<Duration>,
     /// The reference, unique for 10 minutes; made by the client where absent.
     pub msg_ref: Option<String>,
+    /// A W3C `traceparent`, for subscribers; a broker that does not grant [`Feature::Trace`] is not sent it.
+    pub trace: Option<String>,
 }

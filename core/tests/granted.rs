@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use nolag_core::Error;
 use nolag_core::event::{Change, Event, Room, State};
-use nolag_core::options::{Credentials, Options, Secret};
+use nolag_core::options::{Credentials, Options, PublishOptions, Secret};
 use nolag_core::session::{Call, Dispatched, Hint, Reply, Token, TokenFailure, TokenReason};
 use nolag_protocol::frame::{
-    AuthReply, Data, ErrorReply, PresenceEvent, PresenceList, PresenceUpdated, ReauthReply,
+    AuthReply, ClientFrame, Data, ErrorReply, Message, PresenceEvent, PresenceList, PresenceUpdated,
+    ReauthReply,
 };
 use rmpv::Value;
 
@@ -301,4 +302,37 @@ fn a_provider_that_has_no_token_for_a_renewal() {
     rig.wait(Duration::from_secs(3_600));
     assert_eq!(rig.token_calls.len(), 4);
     assert_eq!((rig.state(), rig.errors().len()), (State::Connected, 3));
+}
+
+/// Features 1, K-037: a publish names its trace where that was granted, and the receiver finds it; what is no `traceparent` is
+/// refused before it is sent.
+#[test]
+fn a_publish_names_its_trace() {
+    let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    for (features, expected) in [(&["trace"][..], Some(trace)), (&[], None)] {
+        let mut rig = Rig::granted(quiet(), features);
+        rig.publish_with("t", 1, PublishOptions { trace: Some(trace.into()), ..PublishOptions::default() });
+        let (_, frame) = rig.sent.pop_front().unwrap();
+        let ClientFrame::Publish(publish) = ClientFrame::decode(&frame).unwrap() else { panic!() };
+        assert_eq!(publish.trace, expected);
+    }
+    let mut rig = Rig::granted(quiet(), &["trace"]);
+    rig.subscribed("t");
+    rig.server(Message { trace: Some(trace), ..message("t", None, &number(1)) });
+    assert_eq!(rig.messages()[0].meta().trace, Some(trace));
+    let none = PublishOptions { trace: Some("none".into()), ..PublishOptions::default() };
+    let refused = rig.publish_with("t", 1, none);
+    assert_eq!(rig.failure(refused).code(), "invalid_message");
+    let retained = |seconds| PublishOptions {
+        retain: true,
+        retain_ttl: Some(Duration::from_secs(seconds)),
+        ..PublishOptions::default()
+    };
+    for seconds in [0, 31_536_001] {
+        let refused = rig.publish_with("t", 1, retained(seconds));
+        assert_eq!(rig.failure(refused).code(), "invalid_message", "{seconds} s");
+    }
+    assert!(rig.frames().is_empty());
+    rig.publish_with("t", 1, retained(31_536_000));
+    assert_eq!(rig.frames(), ["publish t 1"]);
 }

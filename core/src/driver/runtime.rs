@@ -62,7 +62,7 @@ pub(crate) struct Alarm {
 impl Alarm {
     /// Rings once at this time instead, or never.
     pub(crate) fn set(&mut self, at: Option<Duration>) {
-        self.at = at.map(|at| at.min(EVER)) // no clock is asked for a time that it cannot express;
+        self.at = at.map(|at| at.min(EVER)); // no clock is asked for a time that it cannot express
     }
 
     /// Whether it rings.

@@ -19,7 +19,8 @@ const CLOCK_JUMP: Duration = Duration::from_secs(10);
 const REAUTH_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The features that this client can use.
-const IMPLEMENTED: Features = Features::NONE.with(Feature::Batch).with(Feature::Rooms).with(Feature::Reauth);
+const IMPLEMENTED: Features =
+    Features::NONE.with(Feature::Batch).with(Feature::Rooms).with(Feature::Reauth).with(Feature::Trace);
 
 /// The end of an attempt or of a connection.
 pub(super) struct Down {
