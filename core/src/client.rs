@@ -279,6 +279,12 @@ impl Publish {
         self
     }
 
+    /// Names the trace it belongs to: a W3C `traceparent`, which subscribers find in [`Meta::trace`](crate::event::Meta::trace).
+    pub fn trace(mut self, traceparent: &str) -> Self {
+        self.options.trace = Some(traceparent.to_owned());
+        self
+    }
+
     /// All options at once.
     pub fn options(mut self, options: PublishOptions) -> Self {
         self.options = options;

@@ -94,6 +94,31 @@ impl Options {
     }
 }
 
+/// Longer times count as this: a sum of it and a clock's time can still be expressed.
+pub(crate) const EVER: Duration = Duration::from_secs(3_600 * 24 * 365 * 10);
+
+impl Options {
+    /// The same, with times that can be counted from.
+    pub(crate) fn bounded(mut self) -> Self {
+        let times = [
+            &mut self.connect_timeout,
+            &mut self.auth_timeout,
+            &mut self.ack_timeout,
+            &mut self.presence_timeout,
+            &mut self.heartbeat_interval,
+            &mut self.heartbeat_timeout,
+            &mut self.ack_batch_interval,
+            &mut self.backoff.base,
+            &mut self.backoff.max,
+            &mut self.dedupe.window,
+        ];
+        for time in times {
+            *time = EVER.min(*time);
+        }
+        self
+    }
+}
+
 /// Where the token comes from (client-api 11).
 #[derive(Debug, Clone)]
 pub enum Credentials {
@@ -308,4 +333,6 @@ pub struct PublishOptions {
     pub ttl: Option<Duration>,
     /// The reference, unique for 10 minutes; made by the client where absent.
     pub msg_ref: Option<String>,
+    /// A W3C `traceparent`, for subscribers; a broker that does not grant [`Feature::Trace`] is not sent it.
+    pub trace: Option<String>,
 }

@@ -57,6 +57,7 @@ mod tests {
             topic: "t".into(),
             data: Bytes::from_static(data),
             is_replay: false,
+            ack_mode: crate::options::AckMode::Auto,
             requires_ack: false,
             frame: Bytes::new(),
         };

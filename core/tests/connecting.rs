@@ -407,3 +407,43 @@ fn silence_after_disconnect() {
     rig.server(message("t", Some("m-1"), &number(1)));
     assert_eq!(rig.messages().len(), 1, "it was handed over, but never reported as dispatched");
 }
+
+/// Times that never come are no trouble: options may be as long as they like.
+#[test]
+fn endless_times() {
+    let mut options = quiet();
+    let times = [
+        &mut options.connect_timeout,
+        &mut options.auth_timeout,
+        &mut options.ack_timeout,
+        &mut options.presence_timeout,
+        &mut options.heartbeat_timeout,
+        &mut options.ack_batch_interval,
+        &mut options.backoff.base,
+        &mut options.backoff.max,
+        &mut options.queue.ttl,
+        &mut options.dedupe.window,
+        &mut options.token_refresh_margin,
+    ];
+    for time in times {
+        *time = Duration::MAX;
+    }
+    options.heartbeat_interval = Duration::from_secs(30);
+    let mut rig = Rig::new(options);
+    rig.wait(Duration::from_secs(1));
+    rig.call(Call::Connect);
+    rig.accept();
+    rig.subscribed("t");
+    for _ in 0..2 {
+        rig.server(message("t", Some("m-1"), &number(1)));
+    }
+    assert_eq!(rig.messages().len(), 1);
+    rig.publish("t", 1);
+    let flush = rig.call(Call::Flush { timeout: Some(Duration::MAX) });
+    let close = rig.call(Call::Close { flush: true, timeout: Duration::MAX });
+    rig.wait(Duration::from_secs(3_600));
+    assert!(rig.is_open(flush) && rig.is_open(close));
+    rig.cut();
+    rig.wait(Duration::from_secs(3_600));
+    assert_eq!(rig.state(), State::Closed);
+}

@@ -178,3 +178,42 @@ async fn a_slow_reader_that_drops() {
         assert_eq!(told, [Event::Overflow { topic: "t".into(), dropped: 40 }], "{policy:?}");
     }
 }
+
+/// Features 5: what is ready in one turn goes out in one message where the broker takes that, and comes back so; heartbeats stay
+/// alone.
+#[tokio::test(start_paused = true)]
+async fn a_turn_in_one_message() {
+    let (transport, mut queue) = Memory::new();
+    let client = Client::builder("t").transport(transport).build().unwrap();
+    let connecting = tokio::spawn({
+        let client = client.clone();
+        async move { client.connect().await }
+    });
+    let mut peer = Peer::accept(&mut queue).await;
+    peer.read().await.unwrap();
+    peer.send(nolag_protocol::frame::AuthReply { features: vec!["batch"], ..accepted() }).await;
+    connecting.await.unwrap().unwrap();
+    let publishing = tokio::spawn({
+        let client = client.clone();
+        async move {
+            let publishes = (0..50).map(|n| client.publish_bytes("t", number(n)).into_future());
+            futures_util::future::join_all(publishes).await
+        }
+    });
+    let message = peer.read().await.unwrap();
+    let (mut rest, mut answers, mut seen) = (&message[..], Vec::new(), Vec::new());
+    while !rest.is_empty() {
+        let (frame, behind) = ClientFrame::decode_first(rest);
+        let Ok(ClientFrame::Publish(frame)) = frame else { panic!("{frame:?}") };
+        seen.push(kit::value(frame.data.bytes));
+        published(frame.topic, frame.msg_ref.0).encode(&mut answers);
+        rest = behind;
+    }
+    assert!(seen.into_iter().eq(0..50), "all in one message");
+    peer.0.send(Message::binary(answers)).await.unwrap();
+    assert!(publishing.await.unwrap().iter().all(Result::is_ok));
+    let Some(Ok(Message::Binary(beat))) = peer.0.next().await else { panic!() };
+    assert!(beat.is_empty());
+    let stats = client.stats();
+    assert_eq!((stats.frames_out, stats.frames_in), (52, 51), "frames are counted, not messages");
+}

@@ -15,6 +15,7 @@
 //! | [`filter`] | the keys that filters stand for |
 //! | [`codes`] | error and close codes, each with what a client does about it |
 //! | [`features`] | what both ends can do beyond the published protocol, each offered and granted by name |
+//! | [`trace`] | what names the trace that a publish belongs to |
 
 pub mod codes;
 pub mod features;
@@ -26,6 +27,7 @@ pub mod json;
 pub mod msgpack;
 pub mod payload;
 pub mod topic;
+pub mod trace;
 
 /// The highest protocol version that these frames speak (wire protocol 6.2).
 pub const PROTOCOL_VERSION: u64 = 2;

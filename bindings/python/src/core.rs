@@ -167,6 +167,7 @@ impl Core {
             filters: settings::given("filters", filters, settings::texts)?.unwrap_or_default(),
             ttl: settings::given("ttl", ttl, settings::seconds)?,
             msg_ref,
+            trace: None,
         };
         let request = self.handle.number();
         let (qos, loop_) = (qos.unwrap_or(self.default_qos), self.loop_.clone_ref(py));

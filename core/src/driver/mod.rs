@@ -7,10 +7,11 @@
 mod jwt;
 pub mod memory;
 pub mod native;
+mod outbound;
 pub(crate) mod runtime;
 mod transport;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -18,7 +19,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::Bytes;
 use nolag_protocol::frame::{ClientFrame, ServerFrame};
 use tokio::sync::mpsc;
 
@@ -31,7 +31,8 @@ use crate::session::{
     TokenFailure, TokenRequest, Transport as Happening,
 };
 use crate::{Error, Options};
-use runtime::{Alarm, Clock};
+use outbound::Outbound;
+use runtime::{Alarm, Clock, Naps};
 
 /// How many bytes may wait for the transport before the session's publishes are held back by not reading calls.
 const MAX_WRITE_BYTES: usize = 1 << 20;
@@ -157,8 +158,7 @@ enum Wire {
     Open {
         id: LinkId,
         link: Box<dyn Link>,
-        out: VecDeque<Bytes>,
-        out_bytes: usize,
+        out: Outbound,
         /// Writing has failed; what came before that is still read.
         broken: Option<String>,
     },
@@ -177,6 +177,7 @@ enum Input {
 struct Driver<H> {
     session: Session,
     clock: Clock,
+    naps: Naps,
     transport: Box<dyn Transport>,
     provider: Option<TokenProvider>,
     host: H,
@@ -209,6 +210,7 @@ pub fn drive<H: Host>(
     let mut driver = Box::new(Driver {
         session: Session::new(options, runtime::seed()),
         clock: Clock::start(),
+        naps: Naps::default(),
         transport,
         provider,
         host,
@@ -255,9 +257,14 @@ impl<H: Host> Driver<H> {
             self.report();
             self.closing = self.session.state() == State::Closing;
         }
+        if self.taken <= 1
+            && let Some(time) = self.naps.look(now)
+        {
+            self.session.hint(now, Hint::Slept(time));
+        }
         match input {
             Input::Opened(id, Ok(link)) => {
-                self.wire = Wire::Open { id, link, out: VecDeque::new(), out_bytes: 0, broken: None };
+                self.wire = Wire::Open { id, link, out: Outbound::default(), broken: None };
                 self.session.transport(now, id, Happening::Opened);
             }
             Input::Opened(id, Err(OpenFailure { code, message, retry_after })) => {
@@ -265,11 +272,10 @@ impl<H: Host> Driver<H> {
                 self.session.transport(now, id, Happening::Failed { code, message, retry_after });
             }
             Input::Received(id, received) => {
-                if let Received::Frame(frame) = &received
+                if let Received::Frame(message) = &received
                     && self.host.wants_frames()
                 {
-                    let kind = ServerFrame::decode(frame).ok().and_then(|frame| frame.known_kind());
-                    self.host.frame(false, kind_of(frame, kind), frame.len());
+                    tell_received(&mut self.host, message);
                 }
                 let ended = matches!(received, Received::Closed { .. } | Received::Failed { .. });
                 if ended {
@@ -331,15 +337,14 @@ impl<H: Host> Driver<H> {
             match output {
                 Output::OpenTransport { link } => self.wire = Wire::Opening(link, self.transport.open()),
                 Output::Send { link, frame } => {
-                    if let Wire::Open { id, out, out_bytes, .. } = &mut self.wire
+                    if let Wire::Open { id, out, .. } = &mut self.wire
                         && *id == link
                     {
                         if self.host.wants_frames() {
                             let kind = ClientFrame::decode(&frame).ok().and_then(|frame| frame.known_kind());
                             self.host.frame(true, kind_of(&frame, kind), frame.len());
                         }
-                        *out_bytes += frame.len();
-                        out.push_back(frame);
+                        out.push(frame, self.session.may_batch());
                     }
                 }
                 Output::CloseTransport { code, reason, abort, .. } => {
@@ -428,7 +433,7 @@ impl<H: Host> Driver<H> {
     }
 
     fn poll_command(&mut self, cx: &mut Context<'_>) -> Poll<Input> {
-        let congested = matches!(&self.wire, Wire::Open { out_bytes, .. } if *out_bytes > MAX_WRITE_BYTES);
+        let congested = matches!(&self.wire, Wire::Open { out, .. } if out.bytes() > MAX_WRITE_BYTES);
         if congested {
             return Poll::Pending; // the transport wakes us when it has room
         }
@@ -437,19 +442,32 @@ impl<H: Host> Driver<H> {
 
     /// Writes what has gathered; whether that failed.
     fn write(&mut self, cx: &mut Context<'_>) -> bool {
-        let Wire::Open { link, out, out_bytes, broken: broken @ None, .. } = &mut self.wire else {
+        let Wire::Open { link, out, broken: broken @ None, .. } = &mut self.wire else {
             return false;
         };
-        if let Poll::Ready(Err(message)) = write(link.as_mut(), out, cx) {
+        if let Poll::Ready(Err(message)) = out.write(link.as_mut(), cx) {
             *broken = Some(message);
         }
-        *out_bytes = out.iter().map(Bytes::len).sum();
         broken.is_some()
     }
 }
 
+/// Tells the host of the frames of a message that came.
+fn tell_received(host: &mut impl Host, message: &[u8]) {
+    let mut rest = message;
+    loop {
+        let (frame, behind) = ServerFrame::decode_first(rest);
+        let kind = frame.ok().and_then(|frame| frame.known_kind());
+        host.frame(false, kind_of(message, kind), rest.len() - behind.len());
+        rest = behind;
+        if rest.is_empty() {
+            return;
+        }
+    }
+}
+
 /// The kind of a frame for people.
-fn kind_of(frame: &Bytes, kind: Option<&'static str>) -> &'static str {
+fn kind_of(frame: &[u8], kind: Option<&'static str>) -> &'static str {
     if frame.is_empty() { "heartbeat" } else { kind.unwrap_or("unknown") }
 }
 
@@ -464,30 +482,13 @@ fn log(event: &Event) {
     }
 }
 
-/// Hands the link all that it takes, and flushes once.
-fn write(link: &mut dyn Link, out: &mut VecDeque<Bytes>, cx: &mut Context<'_>) -> Poll<Result<(), String>> {
-    while !out.is_empty() {
-        match link.poll_ready(cx) {
-            Poll::Ready(Ok(())) => {}
-            Poll::Ready(Err(message)) => return Poll::Ready(Err(message)),
-            Poll::Pending => break,
-        }
-        if let Some(frame) = out.pop_front()
-            && let Err(message) = link.send(Outgoing::Frame(frame))
-        {
-            return Poll::Ready(Err(message));
-        }
-    }
-    link.poll_flush(cx)
-}
-
 /// Writes what is left and the close, and waits for the other end's, within [`LINGER`].
-async fn part(mut link: Box<dyn Link>, mut out: VecDeque<Bytes>, code: u16, reason: &'static str) {
+async fn part(mut link: Box<dyn Link>, mut out: Outbound, code: u16, reason: &'static str) {
     let mut closed = false;
     let parting = poll_fn(|cx| {
         loop {
             if !out.is_empty() || closed {
-                match write(link.as_mut(), &mut out, cx) {
+                match out.write(link.as_mut(), cx) {
                     Poll::Ready(Err(_)) => return Poll::Ready(()),
                     Poll::Pending if !out.is_empty() => return Poll::Pending,
                     _ => {}
@@ -524,7 +525,7 @@ fn happening(received: Received) -> Happening {
         #[cfg(feature = "json")]
         Received::Text(text) => Happening::Text(text),
         #[cfg(not(feature = "json"))]
-        Received::Text(_) => Happening::Frame(Bytes::from_static(&[0xc1])), // counted as one that cannot be read
+        Received::Text(_) => Happening::Frame(bytes::Bytes::from_static(&[0xc1])), // counted as one that cannot be read
         Received::Closed { code, reason } => Happening::Closed { code, reason },
         Received::Failed { code, message } => Happening::Failed { code, message, retry_after: None },
     }

@@ -3,9 +3,11 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::time::{Instant, Sleep};
+
+use crate::options::EVER;
 
 /// Runs a future beside the caller, until it ends.
 pub(crate) fn spawn(future: impl Future<Output = ()> + Send + 'static) {
@@ -26,6 +28,30 @@ impl Clock {
     }
 }
 
+/// How much further than the clock the date must have gone on for a sleep (client-api 10.3).
+const SLEEP: Duration = Duration::from_secs(10);
+
+/// Notices that the machine has slept: its clock stands still meanwhile, and its date does not. (A date that somebody sets ahead looks
+/// the same, and one that is set back like nothing at all: nothing but a probe and the renewal of a token come of it.)
+#[derive(Debug, Default)]
+pub(crate) struct Naps {
+    /// Clock and date when it looked last.
+    last: Option<(Duration, Duration)>,
+}
+
+impl Naps {
+    /// For how long the machine has slept since the last look, if it has.
+    pub(crate) fn look(&mut self, clock: Duration) -> Option<Duration> {
+        self.compare(clock, SystemTime::now().duration_since(UNIX_EPOCH).ok()?)
+    }
+
+    fn compare(&mut self, clock: Duration, date: Duration) -> Option<Duration> {
+        let (clock_before, date_before) = self.last.replace((clock, date))?;
+        let ahead = date.saturating_sub(date_before).saturating_sub(clock.saturating_sub(clock_before));
+        (ahead > SLEEP).then_some(ahead)
+    }
+}
+
 /// Rings at a time of a clock. To put it off is free: the timer below is moved when it rings, not before.
 #[derive(Default)]
 pub(crate) struct Alarm {
@@ -36,7 +62,7 @@ pub(crate) struct Alarm {
 impl Alarm {
     /// Rings once at this time instead, or never.
     pub(crate) fn set(&mut self, at: Option<Duration>) {
-        self.at = at;
+        self.at = at.map(|at| at.min(EVER)); // no clock is asked for a time that it cannot express
     }
 
     /// Whether it rings.
@@ -75,4 +101,24 @@ pub(crate) fn seed() -> u64 {
 /// At most so long.
 pub(crate) async fn within<T>(limit: Duration, future: impl Future<Output = T>) -> Option<T> {
     tokio::time::timeout(limit, future).await.ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Client-api 10.3 and 10.6: a date that goes on without the clock is a sleep; one that is set back, or drifts, is nothing.
+    #[test]
+    fn sleep_is_noticed() {
+        let s = Duration::from_secs;
+        let mut naps = Naps::default();
+        let mut look = |clock, date| naps.compare(s(clock), s(date));
+        assert_eq!(look(100, 1_000_000), None);
+        assert_eq!(look(130, 1_000_030), None);
+        assert_eq!(look(140, 1_007_240), Some(s(7_200)));
+        assert_eq!(look(141, 1_007_241), None, "once");
+        assert_eq!(look(150, 1_003_650), None, "an hour back");
+        assert_eq!(look(160, 1_003_670), None, "ten seconds are none");
+        assert_eq!(look(170, 1_003_691), Some(s(11)));
+    }
 }

@@ -1,6 +1,7 @@
 //! What each call does in each state (client-api Appendix B).
 
 use nolag_protocol::filter::FilterError;
+use nolag_protocol::trace::is_traceparent;
 use nolag_protocol::{MAX_MESSAGE_BYTES, codes, filter, msgpack, topic};
 
 use super::subscriptions::{Asked, Mode, check_filters};
@@ -10,6 +11,8 @@ use crate::options::{Credentials, Group, PublishOptions, SubscribeOptions};
 
 /// What a publish frame has beside payload, topic and filters, generously.
 const FRAME_OVERHEAD: usize = 512;
+/// For how long a message may be retained, in seconds (features 10).
+const RETAIN_TTL: std::ops::RangeInclusive<u64> = 1..=31_536_000;
 
 impl Session {
     /// The caller asks for something.
@@ -188,6 +191,14 @@ fn check_publish(name: &str, payload: &[u8], options: &PublishOptions) -> Result
         }
     }
     bytes += options.msg_ref.as_ref().map_or(0, String::len);
+    let malformed = |detail: &str| Err(Error::refused(&codes::INVALID_MESSAGE, name, detail));
+    if options.trace.as_deref().is_some_and(|trace| !is_traceparent(trace)) {
+        return malformed("trace is a W3C traceparent");
+    }
+    let ttl = options.retain_ttl.filter(|_| options.retain).map(|ttl| ttl.as_secs());
+    if ttl.is_some_and(|ttl| !RETAIN_TTL.contains(&ttl)) {
+        return malformed("retainTtl is 1 to 31,536,000 s");
+    }
     if bytes > MAX_MESSAGE_BYTES {
         let detail = format_args!("the frame would be over {MAX_MESSAGE_BYTES} bytes");
         return Err(Error::refused(&codes::MESSAGE_TOO_LARGE, name, detail));

@@ -56,6 +56,8 @@ pub(super) struct Up {
     pub(super) since: Duration,
     pub(super) heart: Heart,
     pub(super) renewal: Renewal,
+    /// How often in a row the provider had no token for it.
+    pub(super) not_renewed: u32,
 }
 
 /// Heartbeats of one connection.
@@ -160,15 +162,37 @@ pub(super) enum Renewal {
     /// It is being asked.
     Asking { call: u64, until: Duration },
     /// `reauth` was sent with this token.
-    Sent { until: Duration, token: Secret, expires_in: Option<Duration> },
+    Sent { until: Duration, token: Dated },
+}
+
+/// A token, and when it ends, if that is known.
+#[derive(Debug, Clone)]
+pub(super) struct Dated {
+    pub(super) secret: Secret,
+    pub(super) ends: Option<Duration>,
+}
+
+impl Dated {
+    fn aged(&mut self, by: Duration) {
+        self.ends = self.ends.map(|ends| ends.saturating_sub(by));
+    }
 }
 
 impl Renewal {
     /// Planned so long before the token's end, if that is known.
-    pub(super) fn before(now: Duration, expires_in: Option<Duration>, margin: Duration) -> Self {
-        match expires_in {
-            Some(left) => Self::Due(now + left.saturating_sub(margin).max(EARLIEST_RENEWAL)),
+    pub(super) fn before(now: Duration, token: &Dated, margin: Duration) -> Self {
+        match token.ends {
+            Some(ends) => Self::Due(ends.saturating_sub(margin).max(now + EARLIEST_RENEWAL)),
             None => Self::None,
+        }
+    }
+
+    /// The token has grown older than session time shows.
+    fn aged(&mut self, by: Duration) {
+        match self {
+            Self::Due(at) => *at = at.saturating_sub(by),
+            Self::Sent { token, .. } => token.aged(by),
+            Self::None | Self::Asking { .. } => {}
         }
     }
 
@@ -229,8 +253,8 @@ pub(super) struct Connection {
     pub(super) lost_at: Option<Duration>,
     pub(super) offline: bool,
     pub(super) suspended: bool,
-    /// The token of this attempt, and when it ends.
-    pub(super) token: Option<(Secret, Option<Duration>)>,
+    /// The token of this attempt.
+    pub(super) token: Option<Dated>,
     /// The token that was refused last, while no connection has succeeded since, and why.
     pub(super) rejected: Option<(Secret, Error)>,
     /// How often a new token was tried at once since the last stable connection.
@@ -320,11 +344,17 @@ impl Connection {
     /// The wait before the next attempt: `U(0.5, 1) × min(max, base × factor^(n−1))`, not below the bound that the
     /// broker gave (client-api 3.1).
     pub(super) fn delay(&self, rng: &mut fastrand::Rng, backoff: &Backoff, floor: Duration) -> Duration {
-        let exponent = i32::try_from(self.tries.max(1) - 1).unwrap_or(i32::MAX);
-        let grown = backoff.base.as_secs_f64() * backoff.factor.max(1.0).powi(exponent);
-        let full = grown.min(backoff.max.as_secs_f64()).max(0.0);
-        let jittered = Duration::try_from_secs_f64(full * (0.5 + rng.f64() / 2.0)).unwrap_or(backoff.max);
-        jittered.max(floor).max(self.retry_after.unwrap_or_default())
+        jittered(rng, backoff, self.tries).max(floor).max(self.retry_after.unwrap_or_default())
+    }
+
+    /// The machine has slept for so long, while session time stood still.
+    pub(super) fn slept(&mut self, time: Duration) {
+        if let Some(token) = &mut self.token {
+            token.aged(time);
+        }
+        if let Some(up) = self.up() {
+            up.renewal.aged(time);
+        }
     }
 
     /// What a refused `auth` means (wire protocol 6.4, client-api 4).
@@ -341,7 +371,7 @@ impl Connection {
 
     /// The token was refused: a provider is asked once more, and that is all (client-api 11).
     fn reject(&mut self, error: &Error, options: &Options) -> Next {
-        let token = self.token.take().map(|(token, _)| token);
+        let token = self.token.take().map(|token| token.secret);
         if matches!(options.credentials, Credentials::Static(_)) || self.rejected.is_some() {
             return Next::GiveUp;
         }
@@ -438,4 +468,12 @@ impl Connection {
         let closing = self.closing.as_ref().map(|closing| closing.until);
         super::effects::earlier(super::effects::earlier(phase, waiters), closing)
     }
+}
+
+/// The wait after the n-th failure in a row (client-api 3.1).
+pub(super) fn jittered(rng: &mut fastrand::Rng, backoff: &Backoff, n: u32) -> Duration {
+    let exponent = i32::try_from(n.max(1) - 1).unwrap_or(i32::MAX);
+    let grown = backoff.base.as_secs_f64() * backoff.factor.max(1.0).powi(exponent);
+    let full = grown.min(backoff.max.as_secs_f64()).max(0.0);
+    Duration::try_from_secs_f64(full * (0.5 + rng.f64() / 2.0)).unwrap_or(backoff.max)
 }

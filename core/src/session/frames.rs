@@ -41,24 +41,40 @@ impl Session {
         self.end();
     }
 
-    fn received(&mut self, bytes: &Bytes) {
+    /// A message: a heartbeat's echo, one frame, or with `batch` several (features 5). One that cannot be read ends it, and those
+    /// before it stand.
+    fn received(&mut self, message: &Bytes) {
         let now = self.fx.now;
-        self.fx.counts.frames_in += 1;
-        self.fx.counts.bytes_in += bytes.len() as u64;
+        self.fx.counts.bytes_in += message.len() as u64;
         if let Some(up) = self.connection.up() {
-            up.heart.received(now, bytes.is_empty());
+            up.heart.received(now, message.is_empty());
             self.outbox.received(now);
         }
-        if bytes.is_empty() {
+        if message.is_empty() {
+            self.fx.counts.frames_in += 1;
             // A heartbeat's echo, which is never answered (K-011).
             let timeout = self.options.ack_timeout;
             return self.subscriptions.echoed(&mut self.fx, &mut self.requests, timeout);
         }
-        match ServerFrame::decode(bytes) {
-            Ok(ServerFrame::AuthReply(reply)) => self.auth_reply(&reply),
-            Ok(frame) if self.fx.link.is_some() => self.frame(bytes, &frame),
-            Ok(_) => {}
-            Err(_) => self.fx.counts.decode_errors += 1,
+        let mut rest: &[u8] = message;
+        while !rest.is_empty() {
+            self.fx.counts.frames_in += 1;
+            let is_one_of_many = rest.len() < message.len();
+            let (frame, behind) = ServerFrame::decode_first(rest);
+            match frame {
+                Err(_) => return self.fx.counts.decode_errors += 1,
+                Ok(_) if is_one_of_many && !self.may_batch() => {
+                    return self.fx.counts.decode_errors += 1;
+                }
+                Ok(ServerFrame::AuthReply(reply)) => self.auth_reply(&reply),
+                Ok(_) if self.fx.link.is_none() => {}
+                Ok(frame) if !is_one_of_many && behind.is_empty() => self.frame(message, &frame),
+                Ok(frame) => {
+                    let own = message.slice_ref(&rest[..rest.len() - behind.len()]);
+                    self.frame(&own, &frame);
+                }
+            }
+            rest = behind;
         }
     }
 
@@ -78,7 +94,12 @@ impl Session {
                 self.answer(reply.msg_ref, &Answer::FiltersUpdated(reply.topic));
             }
             ServerFrame::PresenceUpdated(reply) => {
-                self.answer(reply.msg_ref, &Answer::PresenceUpdated(reply.room_id));
+                let answer = Answer::PresenceUpdated { app: reply.app, room: reply.room_id };
+                if let Some(settled) = self.requests.settle(reply.msg_ref, &answer)
+                    && let Kind::Presence { room: Some(room) } = settled.kind
+                {
+                    self.presence.named(&mut self.fx, &mut self.requests, room, reply.app);
+                }
             }
             ServerFrame::LobbyUnsubscribed(reply) => {
                 self.answer(reply.msg_ref, &Answer::LobbyUnsubscribed(reply.lobby_id));
@@ -86,7 +107,7 @@ impl Session {
             ServerFrame::PresenceList(list) => {
                 let answer = Answer::PresenceList { app: list.app, room: list.room_id };
                 if let Some(settled) = self.requests.settle(list.msg_ref, &answer) {
-                    self.listed(settled, bytes, list.data.bytes);
+                    self.listed(settled, bytes, list.app, list.data.bytes);
                 }
             }
             ServerFrame::LobbySubscribed(reply) => {
@@ -207,12 +228,14 @@ impl Session {
                     self.fx.complete(request, result.map(|()| super::Reply::Done));
                 }
             }
+            Kind::Presence { room: Some(room) } if result.is_err() => self.presence.refused(&room),
             Kind::LobbyUnsubscribe { .. } | Kind::GetLobby { .. } | Kind::Presence { .. } => {}
         }
     }
 
-    fn listed(&mut self, settled: Settled, bytes: &Bytes, list: &[u8]) {
+    fn listed(&mut self, settled: Settled, bytes: &Bytes, app: Option<&str>, list: &[u8]) {
         let Kind::GetPresence { room, wanted_by } = settled.kind else { return };
+        let room = self.presence.named(&mut self.fx, &mut self.requests, room, app);
         let wanted_by = if settled.late { ListFor::Nobody } else { wanted_by };
         let actors = presence::actors(&room, bytes, list);
         let timing = (self.options.presence_timeout, self.actor_id.as_deref());
@@ -251,7 +274,12 @@ impl Session {
                 self.outbox.stop(&mut self.fx);
             }
         } else {
-            let answer = Answer::Error { topic: frame.topic, room: frame.room_id, lobby: frame.lobby_id };
+            let answer = Answer::Error {
+                topic: frame.topic,
+                app: frame.app,
+                room: frame.room_id,
+                lobby: frame.lobby_id,
+            };
             if let Some(settled) = self.requests.settle(frame.msg_ref, &answer) {
                 self.settled(settled, Err(error.clone()));
             }

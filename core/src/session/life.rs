@@ -3,24 +3,20 @@
 use std::time::Duration;
 
 use nolag_protocol::PROTOCOL_VERSION;
-use nolag_protocol::features::{Feature, Features};
+use nolag_protocol::features::Features;
 use nolag_protocol::frame::{Auth, AuthReply, Lenient, Reauth, Version};
 
-use super::connection::{Closing, Heart, Next, Phase, Renewal, SUSPENDED_AT_MOST, Up};
+use super::connection::{Closing, Dated, Heart, Next, Phase, Renewal, SUSPENDED_AT_MOST, Up};
 use super::requests::{Kind, ListFor};
 use super::{LinkId, Output, RequestId, Session, Token, TokenFailure, TokenReason, TokenRequest};
 use crate::error::{ConnectionCode, Ended, Error};
 use crate::event::{CLIENT_DISCONNECT, Event, Ready};
-use crate::options::{Credentials, InitialConnect, Secret};
+use crate::options::{Credentials, InitialConnect};
 
 /// A wake-up that is later than this was slept through (client-api 10.3).
 const CLOCK_JUMP: Duration = Duration::from_secs(10);
 /// How long `reauth` may stay unanswered (wire protocol 7).
 const REAUTH_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// The features that this client can use.
-const IMPLEMENTED: Features =
-    Features::NONE.with(Feature::Recover).with(Feature::Dedupe).with(Feature::Redeliver);
 
 /// The end of an attempt or of a connection.
 pub(super) struct Down {
@@ -35,7 +31,7 @@ pub(super) struct Down {
 impl Session {
     /// Every input begins here: time moves, never back.
     pub(super) fn begin(&mut self, now: Duration) {
-        let slept = self.told_deadline.is_some_and(|deadline| now > deadline + CLOCK_JUMP);
+        let slept = self.told_deadline.is_some_and(|deadline| now > deadline.saturating_add(CLOCK_JUMP));
         self.fx.now = now.max(self.fx.now);
         if slept {
             self.revive();
@@ -95,6 +91,7 @@ impl Session {
     pub(super) fn attempt(&mut self, reason: &str, counts: bool) {
         self.connection.tries = self.connection.tries.saturating_add(u32::from(counts));
         self.connection.retry_after = None;
+        self.fx.features = Features::NONE; // until this one is granted some
         let link = LinkId(self.connection.number());
         self.enter(Phase::Opening { link, until: self.fx.now + self.options.connect_timeout }, reason, None);
         self.fx.push(Output::OpenTransport { link });
@@ -110,7 +107,7 @@ impl Session {
         let call = token.is_none().then(|| self.connection.number());
         self.enter(Phase::Authenticating { link, until, call }, "opened", None);
         match (token, call) {
-            (Some(token), _) => self.authenticate(link, token, None),
+            (Some(secret), _) => self.authenticate(link, Dated { secret, ends: None }),
             (None, Some(call)) => {
                 let reason = match &self.connection.rejected {
                     Some((_, error)) if error.code() == "token_expired" => TokenReason::Expired,
@@ -140,19 +137,15 @@ impl Session {
                 *until = self.fx.now + self.options.auth_timeout;
                 self.provided(link, token);
             }
-            Phase::Up(Up { renewal, .. }) if renewal.is_asked_by(call) => {
-                match token {
-                    Ok(Token { secret, expires_in }) => {
-                        self.fx.send(Reauth { token: secret.reveal() }.to_vec());
-                        let until = self.fx.now + REAUTH_TIMEOUT;
-                        *renewal = Renewal::Sent { until, token: secret, expires_in };
-                    }
-                    Err(failure) => {
-                        *renewal = Renewal::None; // the broker ends the connection when the token does
-                        self.fx.error(provider_failed(&failure));
-                    }
+            Phase::Up(up) if up.renewal.is_asked_by(call) => match token {
+                Ok(token) => {
+                    let token = dated(self.fx.now, token);
+                    self.fx.send(Reauth { token: token.secret.reveal() }.to_vec());
+                    up.renewal = Renewal::Sent { until: self.fx.now + REAUTH_TIMEOUT, token };
+                    up.not_renewed = 0;
                 }
-            }
+                Err(failure) => self.not_renewed(&failure),
+            },
             _ => {}
         }
         self.end();
@@ -160,12 +153,12 @@ impl Session {
 
     fn provided(&mut self, link: LinkId, token: Result<Token, TokenFailure>) {
         match token {
-            Ok(Token { secret, expires_in }) => match &self.connection.rejected {
-                Some((refused, error)) if *refused == secret => {
+            Ok(token) => match &self.connection.rejected {
+                Some((refused, error)) if *refused == token.secret => {
                     let error = error.clone().made_fatal(); // asking with it again would be refused again (API-074)
                     self.abandon(link, error, Next::GiveUp);
                 }
-                _ => self.authenticate(link, secret, expires_in),
+                _ => self.authenticate(link, dated(self.fx.now, token)),
             },
             Err(failure) => {
                 let error = provider_failed(&failure);
@@ -175,23 +168,18 @@ impl Session {
         }
     }
 
-    fn authenticate(&mut self, link: LinkId, token: Secret, expires_in: Option<Duration>) {
+    fn authenticate(&mut self, link: LinkId, token: Dated) {
         let frame = Auth {
-            token: token.reveal(),
+            token: token.secret.reveal(),
             protocol_version: Version(PROTOCOL_VERSION),
             client_id: Some(&self.client_id),
             reconnect: Lenient(None),
             project_id: self.options.project_id.as_deref(),
-            features: self.asked().names(),
+            features: self.options.features.names(),
         };
         let frame = frame.to_vec();
-        self.connection.token = Some((token, expires_in));
+        self.connection.token = Some(token);
         self.fx.send_on(link, frame);
-    }
-
-    /// The features that the broker is asked for.
-    fn asked(&self) -> Features {
-        self.options.features.and(IMPLEMENTED)
     }
 
     /// The broker's answer to `auth`.
@@ -204,7 +192,6 @@ impl Session {
             self.abandon(link, error, next); // the broker may leave it open (K-009)
             return;
         }
-        let expires_in = self.connection.token.as_ref().and_then(|(_, expires_in)| *expires_in);
         self.connection.first = false;
         if !self.connection.after_loss {
             self.connection.free_tries = self.connection.tries;
@@ -218,15 +205,19 @@ impl Session {
         self.actor_id = frame.actor_token_id.map(str::to_owned);
         self.fx.link = Some(link);
         self.fx.protocol_version = frame.protocol_version.unwrap_or(1);
-        self.fx.features = Features::named(frame.features.iter().copied()).and(self.asked());
-        let renewal = match self.options.credentials {
-            Credentials::Provider => {
-                Renewal::before(self.fx.now, expires_in, self.options.token_refresh_margin)
+        self.fx.features = Features::named(frame.features.iter().copied()).and(self.options.features);
+        let renewal = match (&self.options.credentials, &self.connection.token) {
+            (Credentials::Provider, Some(token)) => {
+                Renewal::before(self.fx.now, token, self.options.token_refresh_margin)
             }
-            Credentials::Static(_) => Renewal::None,
+            _ => Renewal::None,
         };
         let heart = Heart::new(self.fx.now, &self.options);
-        self.enter(Phase::Up(Up { link, since: self.fx.now, heart, renewal }), "authenticated", None);
+        self.enter(
+            Phase::Up(Up { link, since: self.fx.now, heart, renewal, not_renewed: 0 }),
+            "authenticated",
+            None,
+        );
         self.outbox.connected(frame.limits);
         self.recovery = Some(Ready::default());
         let (ack_timeout, presence_timeout) = (self.options.ack_timeout, self.options.presence_timeout);
@@ -458,6 +449,10 @@ fn callers(kind: Kind) -> Vec<RequestId> {
         Kind::LobbyUnsubscribe { waiter, .. } | Kind::GetLobby { waiter, .. } => waiter.into_iter().collect(),
         _ => Vec::new(),
     }
+}
+
+fn dated(now: Duration, Token { secret, expires_in }: Token) -> Dated {
+    Dated { secret, ends: expires_in.map(|left| now.saturating_add(left)) }
 }
 
 pub(super) fn connection_error(code: ConnectionCode, message: &str) -> Error {

@@ -16,8 +16,8 @@
 //! - `effects`: the outputs
 //!
 //! Where the negotiated features are: `recover` in `positions`, with `subscriptions` (the `subscribe` frame) and `inbox` (what has
-//! come, and was handled); `dedupe` in `outbox`; `redeliver` in `inbox`. Where they will be: `rooms` in `presence` (the `app` of
-//! its frames); `batch` in `effects` (sending) and `frames` (receiving).
+//! come, and was handled); `dedupe` and `trace` in `outbox`; `redeliver` in `inbox`; `rooms` in `presence` (the `app` of its
+//! frames); `batch` in `frames` (receiving) and the host (sending); `reauth` in `upkeep`.
 
 mod calls;
 mod connection;
@@ -46,7 +46,7 @@ pub use subscriptions::FilterChange;
 use crate::Error;
 use crate::error::ConnectionCode;
 use crate::event::{Actor, Event, LobbySnapshot, Ready, Receipt, Room, State, Topic};
-use crate::options::{Options, Position, PublishOptions, Secret, SubscribeOptions};
+use crate::options::{Feature, Options, Position, PublishOptions, Secret, SubscribeOptions};
 use connection::{Connection, MAX_HEARTBEAT};
 use effects::{Effects, earlier};
 use inbox::Inbox;
@@ -247,6 +247,9 @@ pub enum Hint {
     Suspend,
     /// It is back.
     Resume,
+    /// The machine has slept for so long, and session time stood still meanwhile. (A host whose clock goes on during sleep need not
+    /// say so: a wake-up that comes more than 10 s late is taken for one.)
+    Slept(Duration),
     /// The application wants an attempt now.
     ReconnectNow,
 }
@@ -259,11 +262,11 @@ pub enum Output {
         /// Its number.
         link: LinkId,
     },
-    /// Send a binary message.
+    /// Send a frame, as a binary message of its own or, where [`Session::may_batch`] says so, together with others.
     Send {
         /// On this transport.
         link: LinkId,
-        /// One frame; empty for a heartbeat.
+        /// One frame; empty for a heartbeat, which is a message of its own in any case.
         frame: Bytes,
     },
     /// Close a transport; nothing it still does matters.
@@ -370,6 +373,7 @@ pub struct Session {
 impl Session {
     /// A client that was never connected. Equal options, seeds and inputs give equal outputs (API-092).
     pub fn new(options: Options, seed: u64) -> Self {
+        let options = options.bounded();
         let mut fx = Effects::new(seed);
         let client_id = fx.client_id(&options);
         if options.heartbeat_interval > MAX_HEARTBEAT {
@@ -421,6 +425,12 @@ impl Session {
             earlier(self.inbox.deadline(), self.presence.deadline()),
         );
         earlier(quiet, self.outbox.deadline(self.fx.now, &self.options))
+    }
+
+    /// Whether frames that are ready together may go out in one message, one after another: the broker grants `batch` (features
+    /// 5). It may change with [`Session::transport`] alone.
+    pub fn may_batch(&self) -> bool {
+        self.fx.features.has(Feature::Batch)
     }
 
     /// A deadline has come.

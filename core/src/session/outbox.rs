@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use nolag_protocol::codes;
-use nolag_protocol::features::Feature;
 use nolag_protocol::frame::{Data, Lenient, Limits, Publish, Published, Qos, Raw};
 use nolag_protocol::msgpack::{Token, write};
 
@@ -20,7 +19,7 @@ use super::requests::Requests;
 use super::{Reply, RequestId};
 use crate::Error;
 use crate::event::{Outcome, Receipt, Topic, Warning};
-use crate::options::{Options, Overflow, PublishOptions, Qos0};
+use crate::options::{Feature, Options, Overflow, PublishOptions, Qos0};
 
 /// What brokers that tell no limit allow in a second (client-api 7.5).
 const UNTOLD_RATE: u64 = 50;
@@ -264,7 +263,7 @@ impl Outbox {
         if refer && entry.msg_ref.is_none() {
             entry.msg_ref = Some(fx.new_ref());
         }
-        fx.send(entry.frame(refer));
+        fx.send(entry.frame(refer, fx.features.has(Feature::Trace)));
         self.pace.count(fx.now);
         if entry.offline {
             self.drain_pace.count(fx.now);
@@ -572,7 +571,7 @@ impl Entry {
         fx.complete(request, Ok(Reply::Receipt(Box::new(receipt))));
     }
 
-    fn frame(&self, refer: bool) -> Vec<u8> {
+    fn frame(&self, refer: bool, trace: bool) -> Vec<u8> {
         let (mut filter, mut filters) = (Vec::new(), Vec::new());
         if let Some(value) = self.options.filter.as_deref().filter(|value| !value.is_empty()) {
             write::str(&mut filter, value);
@@ -594,7 +593,7 @@ impl Entry {
             echo: Lenient(self.options.no_echo.then_some(false)),
             filter: (!filter.is_empty()).then_some(Raw(&filter)),
             filters: (!filters.is_empty()).then_some(Raw(&filters)),
-            trace: None,
+            trace: self.options.trace.as_deref().filter(|_| trace),
             msg_ref: Lenient(self.msg_ref.as_deref().filter(|_| refer)),
         };
         let mut out = Vec::with_capacity(self.payload.len() + self.topic.len() + 96);

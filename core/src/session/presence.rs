@@ -3,6 +3,8 @@
 //! A list is the whole truth and replaces a roster. Its difference, and every event after it, comes out as at most one
 //! join, update or leave per actor. An actor with several connections stays until the last of them has gone; since
 //! events do not say which connection they mean, each of them is settled by a list, one at a time per room.
+//!
+//! With the feature `rooms` frames name the app beside the room, and presence in one room ends none in another (features 4).
 
 use std::time::Duration;
 
@@ -17,6 +19,7 @@ use super::requests::{Kind, ListFor, Requests};
 use super::{Reply, RequestId};
 use crate::Error;
 use crate::event::{Actor, Change, Event, Room, Warning};
+use crate::options::Feature;
 
 /// How many rooms a client may announce itself in (features 4).
 pub(super) const MAX_ROOMS: usize = 64;
@@ -93,7 +96,7 @@ impl Presence {
         }
         send(fx, requests, timeout, Some(&room), &data, false);
         let moved = self.current.replace(room.clone()).filter(|before| *before != room);
-        if let Some(before) = moved {
+        if let Some(before) = moved.filter(|_| !fx.features.has(Feature::Rooms)) {
             self.replaced(fx, before);
         }
         let roster = self.rosters.entry(room.clone()).or_default();
@@ -110,6 +113,31 @@ impl Presence {
             return room;
         }
         self.announced.keys().rev().find(|known| known.room == room.room).cloned().unwrap_or(room)
+    }
+
+    /// An answer about a room names its app (features 4). A room that was given without one has it from now on; returns the
+    /// room by its name.
+    pub(super) fn named(
+        &mut self,
+        fx: &mut Effects,
+        requests: &mut Requests,
+        room: Room,
+        app: Option<&str>,
+    ) -> Room {
+        let Some(app) = app.filter(|_| room.app.is_none() && fx.features.has(Feature::Rooms)) else {
+            return room;
+        };
+        let named = Room { app: Some(app.to_owned()), room: room.room.clone() };
+        rename(&mut self.announced, &room, &named);
+        if let Some(roster) = self.rosters.get_mut(&room) {
+            roster.replace(fx, Vec::new()); // known from a broker that named no apps; the list brings them again
+        }
+        rename(&mut self.rosters, &room, &named);
+        requests.rename(&room, &named);
+        if self.current.as_ref() == Some(&room) {
+            self.current = Some(named.clone());
+        }
+        named
     }
 
     /// Brokers without `rooms` keep one room per connection.
@@ -229,6 +257,13 @@ impl Presence {
         }
     }
 
+    /// The broker does not know a room that presence was set in, and has said so: the list need not tell it again.
+    pub(super) fn refused(&mut self, room: &Room) {
+        if let Some(roster) = self.rosters.get_mut(room) {
+            roster.unconfirmed = false;
+        }
+    }
+
     /// The broker does not know the room: it will not say more when asked again.
     pub(super) fn list_refused(&mut self, room: &Room) {
         if let Some(roster) = self.rosters.get_mut(room) {
@@ -250,7 +285,8 @@ impl Presence {
         self.rosters.values().fold(None, |earliest, roster| earlier(earliest, roster.retry_at))
     }
 
-    /// An event of a room: by the room it names, else of the room set last (K-051).
+    /// An event of a room: by the room it names, and the app where that tells rooms apart (F-17), else of the room set last
+    /// (K-051).
     pub(super) fn event(
         &mut self,
         fx: &mut Effects,
@@ -261,9 +297,10 @@ impl Presence {
         mut actor: Actor,
     ) {
         let tagged = room.is_some();
+        let app = app.filter(|_| fx.features.has(Feature::Rooms));
         let named = |key: &Room| {
             room.map_or(self.current.as_ref() == Some(key), |room| key.room == room)
-                && (app.is_none() || key.app.is_none() || key.app.as_deref() == app)
+                && (app.is_none() || key.app.as_deref() == app)
         };
         let Some(index) = self.rosters.keys().rposition(named) else { return };
         let Some((key, roster)) = self.rosters.get_index_mut(index) else { return };
@@ -310,7 +347,12 @@ impl Presence {
 
     /// The members of a room, as far as they are known.
     pub(super) fn roster(&self, room: &Room) -> impl Iterator<Item = &Actor> {
-        self.rosters.get(room).into_iter().flat_map(|roster| roster.actors.values())
+        let by_slug = || self.rosters.iter().rev().find(|(known, _)| known.room == room.room);
+        let roster = match (self.rosters.get(room), &room.app) {
+            (None, None) => by_slug().map(|(_, roster)| roster),
+            (found, _) => found,
+        };
+        roster.into_iter().flat_map(|roster| roster.actors.values())
     }
 
     /// The rooms that have a roster.
@@ -409,6 +451,21 @@ impl Roster {
     }
 }
 
+/// A key's new name keeps its place. Of two that turn out to be one the one of that name stays: it was set later, else the other
+/// would have been set by its name.
+fn rename<T>(map: &mut IndexMap<Room, T>, from: &Room, to: &Room) {
+    if let Some(index) = map.get_index_of(from)
+        && map.replace_index(index, to.clone()).is_err()
+    {
+        map.shift_remove_index(index);
+    }
+}
+
+/// The app as frames name it, where the broker tells rooms of equal slugs apart by it.
+fn app<'a>(fx: &Effects, room: &'a Room) -> Option<&'a str> {
+    room.app.as_deref().filter(|_| fx.features.has(Feature::Rooms))
+}
+
 fn send(
     fx: &mut Effects,
     requests: &mut Requests,
@@ -422,7 +479,7 @@ fn send(
     }
     let msg_ref = fx.ref_if_understood();
     let frame = PresenceFrame {
-        app: None, // with the feature `rooms`
+        app: room.and_then(|room| app(fx, room)),
         room_id: room.map(|room| room.room.as_str()),
         data: Data::new(data),
         msg_ref: Lenient(msg_ref.as_deref()),
@@ -455,7 +512,8 @@ fn ask(
     recovery: bool,
 ) {
     let msg_ref = fx.ref_if_understood();
-    let frame = GetPresence { app: None, room_id: Some(&room.room), msg_ref: Lenient(msg_ref.as_deref()) };
+    let msg_ref_field = Lenient(msg_ref.as_deref());
+    let frame = GetPresence { app: app(fx, room), room_id: Some(&room.room), msg_ref: msg_ref_field };
     fx.send(frame.to_vec());
     let kind = Kind::GetPresence { room: room.clone(), wanted_by };
     requests.push(msg_ref, kind, fx.now + timeout, recovery);

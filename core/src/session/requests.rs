@@ -69,12 +69,12 @@ pub(super) enum Answer<'a> {
     Subscribed(&'a str),
     Unsubscribed(&'a str),
     FiltersUpdated(&'a str),
-    PresenceUpdated(Option<&'a str>),
+    PresenceUpdated { app: Option<&'a str>, room: Option<&'a str> },
     PresenceList { app: Option<&'a str>, room: Option<&'a str> },
     LobbySubscribed(&'a str),
     LobbyUnsubscribed(&'a str),
     LobbyList(&'a str),
-    Error { topic: Option<&'a str>, room: Option<&'a str>, lobby: Option<&'a str> },
+    Error { topic: Option<&'a str>, app: Option<&'a str>, room: Option<&'a str>, lobby: Option<&'a str> },
 }
 
 struct Pending {
@@ -187,6 +187,17 @@ impl Requests {
         })
     }
 
+    /// A room has another name from now on.
+    pub(super) fn rename(&mut self, from: &Room, to: &Room) {
+        for pending in &mut self.pending {
+            if let Kind::Presence { room: Some(room) } | Kind::GetPresence { room, .. } = &mut pending.kind
+                && room == from
+            {
+                room.clone_from(to);
+            }
+        }
+    }
+
     pub(super) fn deadline(&self) -> Option<Duration> {
         self.earliest.get()
     }
@@ -206,16 +217,13 @@ fn fits(kind: &Kind, answer: &Answer<'_>) -> bool {
             Kind::Subscribe { topic, .. } | Kind::SetFilters { topic, .. },
             Answer::Error { topic: Some(of), .. },
         ) => &**topic == *of,
-        (Kind::Presence { room }, Answer::PresenceUpdated(of)) => {
-            room.as_ref().map(|room| room.room.as_str()) == *of
-        }
-        (Kind::GetPresence { room, .. }, Answer::PresenceList { app, room: Some(of) }) => {
-            room.room == *of && (app.is_none() || room.app.as_deref() == *app)
-        }
-        (
+        (Kind::Presence { room: None }, Answer::PresenceUpdated { room: None, .. }) => true,
+        (Kind::Presence { room: Some(room) }, Answer::PresenceUpdated { app, room: Some(of) })
+        | (Kind::GetPresence { room, .. }, Answer::PresenceList { app, room: Some(of) })
+        | (
             Kind::Presence { room: Some(room) } | Kind::GetPresence { room, .. },
-            Answer::Error { topic: None, room: Some(of), .. },
-        ) => room.room == *of,
+            Answer::Error { topic: None, app, room: Some(of), .. },
+        ) => room.room == *of && (app.is_none() || room.app.is_none() || room.app.as_deref() == *app),
         (Kind::LobbySubscribe { lobby, .. }, Answer::LobbySubscribed(of))
         | (Kind::LobbyUnsubscribe { lobby, .. }, Answer::LobbyUnsubscribed(of))
         | (Kind::GetLobby { lobby, .. }, Answer::LobbyList(of))

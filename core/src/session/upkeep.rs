@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::connection::{Next, Phase, Pulse, Renewal, SUSPENDED_AT_MOST};
+use super::connection::{Next, Phase, Pulse, Renewal, SUSPENDED_AT_MOST, jittered};
 use super::life::{Down, connection_error, provider_failed};
 use super::requests::Kind;
 use super::{Hint, LinkId, Output, RequestId, Session, TokenFailure, TokenReason};
@@ -23,12 +23,13 @@ impl Session {
             }
             Hint::Online => self.connection.offline = false,
             Hint::Resume => self.connection.suspended = false,
+            Hint::Slept(time) => self.connection.slept(time),
             Hint::ReconnectNow => {}
         }
         match hint {
             Hint::Offline | Hint::Suspend => self.suspend(),
             Hint::Online | Hint::Resume if self.connection.offline || self.connection.suspended => {}
-            Hint::Online | Hint::Resume | Hint::ReconnectNow => self.revive(),
+            Hint::Online | Hint::Resume | Hint::Slept(_) | Hint::ReconnectNow => self.revive(),
         }
         self.end();
     }
@@ -148,23 +149,35 @@ impl Session {
                 self.need_token(call, TokenReason::Expired);
             }
             Renewal::Asking { until, .. } if *until <= now => {
-                up.renewal = Renewal::None;
-                let failure = TokenFailure { message: "no answer in time".into(), fatal: false };
-                self.fx.error(provider_failed(&failure));
+                self.not_renewed(&TokenFailure { message: "no answer in time".into(), fatal: false });
             }
             Renewal::Sent { until, .. } if *until <= now => self.refresh(),
             _ => {}
         }
     }
 
+    /// The provider has no token for the live connection. It is asked again after a while, unless it says that this is of no
+    /// use: then the connection lasts as long as its token.
+    pub(super) fn not_renewed(&mut self, failure: &TokenFailure) {
+        self.fx.error(provider_failed(failure));
+        let Some(up) = self.connection.up() else { return };
+        up.not_renewed += 1;
+        up.renewal = if failure.fatal {
+            Renewal::None
+        } else {
+            let wait = jittered(&mut self.fx.rng, &self.options.backoff, up.not_renewed);
+            Renewal::Due(self.fx.now.saturating_add(wait))
+        };
+    }
+
     /// The broker's answer to `reauth`.
     pub(super) fn reauth_reply(&mut self, success: bool) {
         let (now, margin) = (self.fx.now, self.options.token_refresh_margin);
         let Some(up) = self.connection.up() else { return };
-        let Renewal::Sent { token, expires_in, .. } = &up.renewal else { return };
+        let Renewal::Sent { token, .. } = &up.renewal else { return };
         if success {
-            let token = (token.clone(), *expires_in);
-            up.renewal = Renewal::before(now, token.1, margin);
+            let token = token.clone();
+            up.renewal = Renewal::before(now, &token, margin);
             self.connection.token = Some(token);
         } else {
             self.refresh();

@@ -88,6 +88,16 @@ impl Rig {
         rig
     }
 
+    /// The same where the broker grants these features.
+    pub fn granted(options: Options, features: &[&'static str]) -> Self {
+        let mut rig = Self::new(options);
+        rig.call(Call::Connect);
+        rig.open();
+        rig.server(AuthReply { features: features.to_vec(), ..accepted() });
+        rig.forget();
+        rig
+    }
+
     pub fn forget(&mut self) {
         self.sent.clear();
         self.events.clear();
@@ -149,6 +159,11 @@ impl Rig {
     /// The broker sends a frame.
     pub fn server<'a>(&mut self, frame: impl Into<ServerFrame<'a>>) {
         self.transport(Transport::Frame(Bytes::from(frame.into().to_vec())));
+    }
+
+    /// The broker sends several frames in one message.
+    pub fn server_batch(&mut self, frames: &[Vec<u8>]) {
+        self.transport(Transport::Frame(Bytes::from(frames.concat())));
     }
 
     /// The transport opens and the broker accepts, without a limit on publishes.
@@ -261,6 +276,7 @@ impl Rig {
             ClientFrame::Publish(frame) => frame.msg_ref.0,
             ClientFrame::Subscribe(frame) => frame.msg_ref.0,
             ClientFrame::Unsubscribe(frame) => frame.msg_ref.0,
+            ClientFrame::Presence(frame) => frame.msg_ref.0,
             ClientFrame::GetPresence(frame) => frame.msg_ref.0,
             other => panic!("{other:?}"),
         }
@@ -470,8 +486,18 @@ pub fn pack(value: &rmpv::Value) -> Bytes {
     out.into()
 }
 
+/// A room of an app.
+pub fn room_of(app: &str, room: &str) -> Room {
+    Room { app: Some(app.into()), room: room.into() }
+}
+
 pub fn room(room: &str) -> Room {
     Room { app: None, room: room.into() }
+}
+
+fn address(app: Option<&str>, room: Option<&str>) -> String {
+    let app = app.map(|app| format!("{app}/")).unwrap_or_default();
+    app + room.unwrap_or("-")
 }
 
 pub fn describe(bytes: &[u8]) -> String {
@@ -482,8 +508,8 @@ pub fn describe(bytes: &[u8]) -> String {
         ClientFrame::Unsubscribe(frame) => format!("unsubscribe {}", frame.topic),
         ClientFrame::SetFilters(frame) => format!("setFilters {}", frame.topic),
         ClientFrame::Publish(frame) => format!("publish {} {}", frame.topic, value(frame.data.bytes)),
-        ClientFrame::Presence(frame) => format!("presence {}", frame.room_id.unwrap_or("-")),
-        ClientFrame::GetPresence(frame) => format!("getPresence {}", frame.room_id.unwrap_or("-")),
+        ClientFrame::Presence(frame) => format!("presence {}", address(frame.app, frame.room_id)),
+        ClientFrame::GetPresence(frame) => format!("getPresence {}", address(frame.app, frame.room_id)),
         ClientFrame::LobbySubscribe(frame) => format!("lobbySubscribe {}", frame.lobby_id),
         ClientFrame::LobbyUnsubscribe(frame) => format!("lobbyUnsubscribe {}", frame.lobby_id),
         ClientFrame::GetLobbyPresence(frame) => format!("getLobbyPresence {}", frame.lobby_id),
