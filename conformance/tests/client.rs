@@ -283,6 +283,23 @@ async fn dropping_a_subscription_unsubscribes() {
     assert_eq!(soon(third.next()).await.unwrap().unwrap().decode::<u8>().unwrap(), 2);
 }
 
+/// Unsubscribing by name ends whoever reads the topic, and a later subscription is not touched by their going.
+#[tokio::test]
+async fn unsubscribing_ends_its_readers() {
+    let server = Server::start().await;
+    let bob = server.connected("bob").await;
+    let (mut first, mut second) = (bob.subscribe(TOPIC).await.unwrap(), bob.subscribe(TOPIC).await.unwrap());
+    bob.publish(TOPIC, &1).await.unwrap();
+    bob.unsubscribe(TOPIC).await.unwrap();
+    assert!(soon(first.next()).await.is_none());
+    let mut third = bob.subscribe(TOPIC).await.unwrap();
+    drop(first);
+    assert!(soon(second.next()).await.is_none());
+    drop(second);
+    bob.publish(TOPIC, &2).await.unwrap();
+    assert_eq!(soon(third.next()).await.unwrap().unwrap().decode::<u8>().unwrap(), 2);
+}
+
 /// API-076: a reader that takes its time slows the broker down, and loses nothing.
 #[tokio::test]
 async fn a_slow_reader_loses_nothing() {

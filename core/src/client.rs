@@ -90,8 +90,9 @@ impl Client {
         Subscribe::new(self.clone(), topic)
     }
 
-    /// Ends a subscription, whoever reads it. Without a connection that is done at once.
+    /// Ends a subscription, whoever reads it. Without a connection that is done at once. What waits for readers is not handed over.
     pub async fn unsubscribe(&self, topic: &str) -> Result<(), Error> {
+        self.inner.desk.close_topic(topic);
         self.call(Call::Unsubscribe { topic: topic.to_owned() }).await.map(|_| ())
     }
 
@@ -218,8 +219,11 @@ impl Client {
     }
 
     async fn call(&self, call: Call) -> Result<Reply, Error> {
+        self.call_as(self.inner.handle.number(), call).await
+    }
+
+    async fn call_as(&self, request: RequestId, call: Call) -> Result<Reply, Error> {
         let Inner { handle, desk, .. } = &*self.inner;
-        let request = handle.number();
         let mut withdrawal = Withdrawal { inner: &self.inner, request: Some(request) };
         let answer = desk.expect(request);
         handle.call(request, call)?;

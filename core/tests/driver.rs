@@ -17,7 +17,7 @@ use tokio_tungstenite::tungstenite::protocol::Role;
 
 #[path = "kit/mod.rs"]
 mod kit;
-use kit::{accepted, message, number, published, subscribed};
+use kit::{accepted, message, number, published, subscribed, unsubscribed};
 
 /// The broker's end of one connection.
 struct Peer(WebSocketStream<ServerEnd>);
@@ -216,4 +216,62 @@ async fn a_turn_in_one_message() {
     assert!(beat.is_empty());
     let stats = client.stats();
     assert_eq!((stats.frames_out, stats.frames_in), (52, 51), "frames are counted, not messages");
+}
+
+/// What comes before a subscribe is answered is not for its reader, who cannot read yet: however much it is, the answer is read.
+#[tokio::test(start_paused = true)]
+async fn an_answer_behind_many_messages() {
+    let (transport, mut queue) = Memory::new();
+    let builder = Client::builder("t").transport(transport);
+    let client = builder.options(|options| options.receive_buffer = 4).build().unwrap();
+    let subscribe = || {
+        let client = client.clone();
+        tokio::spawn(async move {
+            client.connect().await.unwrap();
+            client.subscribe("t").filters(["a"]).await.unwrap()
+        })
+    };
+    let first = subscribe();
+    let mut peer = Peer::accept(&mut queue).await;
+    peer.welcome().await;
+    drop(first.await.unwrap());
+    let second = subscribe();
+    assert_eq!(kit::describe(&peer.read().await.unwrap()), "unsubscribe t");
+    for n in 0..20 {
+        peer.send(message("t", Some(&format!("m-{n}")), &number(n))).await;
+    }
+    peer.send(unsubscribed("t")).await;
+    while !matches!(ClientFrame::decode(&peer.read().await.unwrap()), Ok(ClientFrame::Subscribe(_))) {}
+    peer.send(subscribed("t")).await;
+    peer.send(message("t", Some("m-20"), &number(20))).await;
+    let mut messages = second.await.unwrap();
+    assert_eq!(messages.next().await.unwrap().unwrap().decode::<u64>().unwrap(), 20);
+}
+
+/// Client-api 12.1: who does not read cannot hear, and does not take the broker for dead.
+#[tokio::test(start_paused = true)]
+async fn a_pause_is_no_loss() {
+    let (transport, mut queue) = Memory::new();
+    let client = Client::builder("t").transport(transport).build().unwrap();
+    let subscribing = tokio::spawn({
+        let client = client.clone();
+        async move {
+            client.connect().await.unwrap();
+            client.subscribe("t").buffer(2).await.unwrap()
+        }
+    });
+    let mut peer = Peer::accept(&mut queue).await;
+    peer.welcome().await;
+    let mut messages = subscribing.await.unwrap();
+    for n in 0..10 {
+        peer.send(message("t", Some(&format!("m-{n}")), &number(n))).await;
+    }
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert_eq!(client.state(), State::Connected);
+    for n in 0..10 {
+        assert_eq!(messages.next().await.unwrap().unwrap().decode::<u64>().unwrap(), n);
+    }
+    // From then on a silence is one again.
+    assert!(tokio::time::timeout(Duration::from_secs(45), messages.next()).await.is_err());
+    assert_ne!(client.state(), State::Connected);
 }

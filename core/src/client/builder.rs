@@ -8,7 +8,7 @@ use tokio::sync::{broadcast, watch};
 use super::desk::{Clerk, Desk};
 use super::{Client, Inner};
 use crate::driver::native::{Native, Proxy, Url};
-use crate::driver::{TokenFuture, TokenProvider, Transport, drive, runtime};
+use crate::driver::{TokenFuture, TokenProvider, Transport, drive_seeded, runtime};
 use crate::error::Error;
 use crate::event::State;
 use crate::options::{Credentials, Options, Secret};
@@ -65,6 +65,7 @@ pub struct Builder {
     proxy: ProxyChoice,
     headers: Vec<(String, String)>,
     transport: Option<Box<dyn Transport>>,
+    seed: u64,
 }
 
 impl Builder {
@@ -81,6 +82,7 @@ impl Builder {
             proxy: ProxyChoice::Environment,
             headers: Vec::new(),
             transport: None,
+            seed: runtime::seed(),
         }
     }
 
@@ -128,6 +130,13 @@ impl Builder {
         self
     }
 
+    /// Where the jitter of waits and the names of client and publishes are drawn from, so that a test can be repeated. Without it
+    /// nobody can guess them.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
     /// The client, its driver running beside the caller on the current tokio runtime. Nothing is sent before
     /// [`Client::connect`].
     ///
@@ -143,7 +152,7 @@ impl Builder {
     /// The client, and the future that drives it, for whoever wants to run it by themselves. It must run on tokio, and ends
     /// when the last handle is gone.
     pub fn build_with_driver(self) -> Result<(Client, impl Future<Output = ()> + Send + 'static), Error> {
-        let Self { options, provider, url, ca, proxy, headers, transport } = self;
+        let Self { options, provider, url, ca, proxy, headers, transport, seed } = self;
         let transport = match transport {
             Some(transport) => transport,
             None => {
@@ -167,7 +176,7 @@ impl Builder {
         let desk = Arc::new(Desk::new(events));
         let (sender, state) = watch::channel(State::Idle);
         let clerk = Clerk::new(Arc::clone(&desk), sender);
-        let (handle, driver) = drive(options, transport, provider, clerk);
+        let (handle, driver) = drive_seeded(options, transport, provider, clerk, seed);
         Ok((Client { inner: Arc::new(Inner { handle, desk, state }) }, driver))
     }
 }

@@ -27,11 +27,15 @@ pub(super) struct Desk {
     finished: Mutex<Vec<(u64, bool)>>,
     /// Readers whose queue is full.
     full: AtomicUsize,
+    /// Readers whose subscribe has not been answered.
+    beginning: AtomicUsize,
 }
 
 #[derive(Default)]
 struct Readers {
     of_topic: HashMap<Topic, Vec<Reader>>,
+    /// The topics of those whose subscribe has not been answered.
+    beginning: HashMap<RequestId, Topic>,
     /// Those whose subscription is over, and who have not fetched all.
     ended: HashMap<RequestId, Ended>,
 }
@@ -54,7 +58,11 @@ pub(super) struct Ticket {
 
 /// A subscription's queue.
 struct Reader {
+    /// Of its subscribe.
     number: RequestId,
+    /// Its subscribe has been answered. What comes before is not for it, but for an earlier subscription of the topic; and
+    /// since it cannot be read yet, it might fill the queue, so that the answer could never be read.
+    begun: bool,
     /// The most messages that wait for it.
     buffer: usize,
     overflow: ReceiveOverflow,
@@ -86,6 +94,7 @@ impl Desk {
             readers: Mutex::default(),
             finished: Mutex::default(),
             full: AtomicUsize::new(0),
+            beginning: AtomicUsize::new(0),
         }
     }
 
@@ -101,8 +110,8 @@ impl Desk {
         lock(&self.calls).remove(&request);
     }
 
-    /// Somebody reads a topic's messages from now on, of which `buffer` may wait. What is returned becomes true when the client
-    /// is closed: then nothing that waits is handed over (client-api 12.4).
+    /// Somebody reads a topic's messages from the moment when the subscribe of this number is answered; of them `buffer` may wait.
+    /// What is returned becomes true when the client is closed: then nothing that waits is handed over (client-api 12.4).
     pub(super) fn enter(
         &self,
         topic: Topic,
@@ -113,6 +122,7 @@ impl Desk {
         let closed = Arc::<AtomicBool>::default();
         let reader = Reader {
             number,
+            begun: false,
             buffer,
             overflow,
             dropped: 0,
@@ -122,8 +132,30 @@ impl Desk {
             waker: None,
             closed: Arc::clone(&closed),
         };
-        lock(&self.readers).of_topic.entry(topic).or_default().push(reader);
+        let mut readers = lock(&self.readers);
+        readers.beginning.insert(number, topic.clone());
+        self.beginning.store(readers.beginning.len(), Ordering::Release);
+        readers.of_topic.entry(topic).or_default().push(reader);
         closed
+    }
+
+    /// A call has succeeded: if it was a subscribe, its reader begins.
+    fn begin(&self, number: RequestId) {
+        if self.beginning.load(Ordering::Acquire) == 0 {
+            return; // no look at the readers for every publish
+        }
+        let mut readers = lock(&self.readers);
+        let Some(topic) = self.no_more_beginning(&mut readers, number) else { return };
+        let of_topic = readers.of_topic.get_mut(&topic).into_iter().flatten();
+        for reader in of_topic.filter(|reader| reader.number == number) {
+            reader.begun = true;
+        }
+    }
+
+    fn no_more_beginning(&self, readers: &mut Readers, number: RequestId) -> Option<Topic> {
+        let topic = readers.beginning.remove(&number);
+        self.beginning.store(readers.beginning.len(), Ordering::Release);
+        topic
     }
 
     /// What there is for a reader that has used up what it fetched before, which is given back empty: `spare`.
@@ -165,6 +197,7 @@ impl Desk {
     /// A reader reads no more; tells whether the topic has lost its last one by that.
     pub(super) fn leave(&self, topic: &Topic, number: RequestId) -> bool {
         let mut readers = lock(&self.readers);
+        self.no_more_beginning(&mut readers, number);
         let mut left = readers.ended.remove(&number).map(|ended| ended.queue).unwrap_or_default();
         let mut was_last = false;
         if let Some(of_topic) = readers.of_topic.get_mut(topic)
@@ -208,6 +241,21 @@ impl Desk {
     fn is_gone(&self, reader: &Reader) {
         if reader.full {
             self.full.fetch_sub(1, Ordering::Release);
+        }
+    }
+
+    /// Nobody reads a topic any more, and what waits is not handed over.
+    pub(super) fn close_topic(&self, topic: &str) {
+        let over = lock(&self.readers).of_topic.remove(topic).unwrap_or_default();
+        for reader in over {
+            self.is_gone(&reader);
+            reader.closed.store(true, Ordering::Release);
+            for (_, ticket) in &reader.queue {
+                self.finish(ticket, true); // else the session would wait for them
+            }
+            if let Some(waker) = reader.waker {
+                waker.wake();
+            }
         }
     }
 
@@ -265,12 +313,17 @@ impl Clerk {
             }
             wakers.extend(reader.waker.take());
         };
-        if let [reader] = of_topic.as_mut_slice() {
+        if let [reader @ Reader { begun: true, .. }] = of_topic.as_mut_slice() {
             push(reader, message, None);
             return;
         }
-        let count = Arc::new(AtomicUsize::new(of_topic.len()));
-        for reader in of_topic {
+        let begun = of_topic.iter().filter(|reader| reader.begun).count();
+        if begun == 0 {
+            lock(&desk.finished).push((delivery, true));
+            return;
+        }
+        let count = Arc::new(AtomicUsize::new(begun));
+        for reader in of_topic.iter_mut().filter(|reader| reader.begun) {
             push(reader, message.clone(), Some(Arc::clone(&count)));
         }
     }
@@ -325,6 +378,9 @@ impl Host for Clerk {
     }
 
     fn complete(&mut self, request: RequestId, result: Answer) {
+        if result.is_ok() {
+            self.desk.begin(request);
+        }
         let waiting = lock(&self.desk.calls).remove(&request);
         self.answers.extend(waiting.map(|reply| (reply, result)));
     }

@@ -106,7 +106,7 @@ impl IntoFuture for Subscribe {
         Box::pin(async move {
             let Self { client, topic, options, buffer, overflow } = self;
             let number = client.inner.handle.number();
-            // Reading comes first: a retained message follows the broker's answer at once.
+            // Entering comes first: a retained message follows the broker's answer at once.
             let closed = client.inner.desk.enter(topic.clone(), number, buffer, overflow);
             let subscription = Subscription {
                 client: client.clone(),
@@ -117,7 +117,7 @@ impl IntoFuture for Subscribe {
                 closed,
                 last: None,
             };
-            client.call(Call::Subscribe { topic: topic.to_string(), options }).await?;
+            client.call_as(number, Call::Subscribe { topic: topic.to_string(), options }).await?;
             Ok(subscription)
         })
     }

@@ -203,12 +203,23 @@ pub fn drive<H: Host>(
     provider: Option<TokenProvider>,
     host: H,
 ) -> (Handle, impl Future<Output = ()> + Send + 'static) {
+    drive_seeded(options, transport, provider, host, runtime::seed())
+}
+
+/// The same, with what the session draws from this seed.
+pub(crate) fn drive_seeded<H: Host>(
+    options: Options,
+    transport: Box<dyn Transport>,
+    provider: Option<TokenProvider>,
+    host: H,
+    seed: u64,
+) -> (Handle, impl Future<Output = ()> + Send + 'static) {
     let (sender, commands) = mpsc::unbounded_channel();
     let shared = Arc::new(Shared::default());
     let handle = Handle { commands: sender, shared: Arc::clone(&shared) };
     // Boxed, for a future that holds it by value would hold it twice.
     let mut driver = Box::new(Driver {
-        session: Session::new(options, runtime::seed()),
+        session: Session::new(options, seed),
         clock: Clock::start(),
         naps: Naps::default(),
         transport,
@@ -291,7 +302,12 @@ impl<H: Host> Driver<H> {
                 });
                 self.session.token(now, call, token);
             }
-            Input::Deadline => self.session.wake(now),
+            Input::Deadline => {
+                if !self.host.has_room() {
+                    self.session.unread(now);
+                }
+                self.session.wake(now);
+            }
             Input::Command(Some(Command::Call(request, call))) => {
                 self.closing |= matches!(*call, Call::Disconnect | Call::Close { .. });
                 if self.closing {

@@ -65,6 +65,14 @@ impl Session {
         }
     }
 
+    /// The host reads nothing just now, because it has no room: that the broker cannot be heard is not the broker's fault.
+    pub fn unread(&mut self, now: Duration) {
+        let timeout = self.options.heartbeat_timeout;
+        if let Some(up) = self.connection.up() {
+            up.heart.excuse(now, timeout);
+        }
+    }
+
     /// Whatever is due by now.
     pub(super) fn due(&mut self) {
         let now = self.fx.now;

@@ -88,16 +88,6 @@ impl Rig {
         rig
     }
 
-    /// The same where the broker grants these features.
-    pub fn granted(options: Options, features: &[&'static str]) -> Self {
-        let mut rig = Self::new(options);
-        rig.call(Call::Connect);
-        rig.open();
-        rig.server(AuthReply { features: features.to_vec(), ..accepted() });
-        rig.forget();
-        rig
-    }
-
     pub fn forget(&mut self) {
         self.sent.clear();
         self.events.clear();
