@@ -23,6 +23,7 @@ use tokio_tungstenite::tungstenite::{Bytes, Error, Message, protocol::frame::Fra
 
 use crate::http;
 use crate::observed::Observed;
+use crate::suite::NotRun;
 use crate::wire::{brief, encode, frame, get, holds, kind, with};
 
 /// How long a read waits before the case fails. Only failing cases wait so long.
@@ -120,6 +121,8 @@ pub(crate) struct Client {
     socket: WebSocketStream<TcpStream>,
     /// Read already, while waiting for something else.
     early: VecDeque<Incoming>,
+    /// Several frames may come in one message (features 5).
+    batched: bool,
     observed: Arc<Observed>,
 }
 
@@ -153,7 +156,7 @@ impl Client {
         let socket =
             WebSocketStream::from_partially_read(upgraded.stream, upgraded.rest, Role::Client, Some(config))
                 .await;
-        Self { socket, early: VecDeque::new(), observed }
+        Self { socket, early: VecDeque::new(), batched: false, observed }
     }
 
     /// Sends `auth` for protocol version 2 and gives the reply.
@@ -165,6 +168,20 @@ impl Client {
     pub(crate) async fn authenticated(mut self, token: &str) -> Result<Self> {
         let reply = self.auth(token).await?;
         holds(&reply, &frame! {"type" => "auth", "success" => true})?;
+        Ok(self)
+    }
+
+    /// Authenticates with these features (features 1), and gives up the case where the broker does not grant them all.
+    pub(crate) async fn negotiated(mut self, token: &str, features: &[&str]) -> Result<Self> {
+        let request = frame! {"type" => "auth", "token" => token, "protocolVersion" => 2,
+        "features" => names(features)};
+        let reply = self.ask(request).await?;
+        holds(&reply, &frame! {"type" => "auth", "success" => true})?;
+        let granted = granted(&reply)?;
+        if let Some(missing) = features.iter().find(|name| !granted.contains(*name)) {
+            bail!(NotRun(format!("the broker does not grant `{missing}`")));
+        }
+        self.batched = granted.contains(&"batch");
         Ok(self)
     }
 
@@ -233,8 +250,16 @@ impl Client {
             return Ok(match message {
                 Message::Binary(bytes) if bytes.is_empty() => Incoming::Heartbeat,
                 Message::Binary(bytes) => {
-                    self.observed.look_at(&bytes);
-                    Incoming::Frame(crate::wire::decode(&bytes)?)
+                    // Under `batch` a message may hold several; whoever did not ask for it complains in `look_at`.
+                    let batched = self.batched.then(|| crate::wire::split(&bytes)).transpose()?;
+                    for frame in batched.unwrap_or_else(|| vec![&bytes]) {
+                        self.observed.look_at(frame);
+                        self.early.push_back(Incoming::Frame(crate::wire::decode(frame)?));
+                    }
+                    match self.early.pop_front() {
+                        Some(incoming) => incoming,
+                        None => continue,
+                    }
                 }
                 Message::Text(_) => Incoming::Text,
                 Message::Pong(payload) => Incoming::Pong(payload.to_vec()),
@@ -436,6 +461,18 @@ impl Client {
     pub(crate) fn vanish(self) {
         drop(self);
     }
+}
+
+/// The features that a reply to `auth` grants; absent means none (features 1).
+pub(crate) fn granted(reply: &Value) -> Result<Vec<&str>> {
+    let Some(features) = get(reply, "features") else { return Ok(Vec::new()) };
+    let names = features.as_array().and_then(|names| names.iter().map(Value::as_str).collect());
+    names.with_context(|| format!("`features` is no list of names in {}", brief(reply)))
+}
+
+/// The names as a frame holds them.
+pub(crate) fn names(names: &[&str]) -> Value {
+    Value::Array(names.iter().map(|name| Value::from(*name)).collect())
 }
 
 /// The fields, with the type in front.

@@ -39,6 +39,19 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Value> {
     Ok(value)
 }
 
+/// The bytes of the values that follow one another in a message (features 5).
+pub(crate) fn split(mut bytes: &[u8]) -> Result<Vec<&[u8]>> {
+    let mut parts = Vec::new();
+    while !bytes.is_empty() {
+        let mut cursor = Cursor::new(bytes);
+        rmpv::decode::read_value(&mut cursor).context("a message with something that is not MessagePack")?;
+        let (part, rest) = bytes.split_at(usize::try_from(cursor.position())?);
+        parts.push(part);
+        bytes = rest;
+    }
+    Ok(parts)
+}
+
 /// The field `key` of a map; `None` when it is absent or the value is no map.
 pub(crate) fn get<'a>(value: &'a Value, key: &str) -> Option<&'a Value> {
     value.as_map()?.iter().find(|(name, _)| name.as_str() == Some(key)).map(|(_, value)| value)

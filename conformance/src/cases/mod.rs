@@ -4,6 +4,7 @@ mod authorization;
 mod balance;
 mod delivery;
 mod encoding;
+mod features;
 mod filters;
 mod handshake;
 mod limits;
@@ -40,6 +41,7 @@ pub(crate) fn all() -> Vec<Case> {
         presence::cases(),
         lobbies::cases(),
         operation::cases(),
+        features::cases(),
     ]
     .into_iter()
     .flatten()
