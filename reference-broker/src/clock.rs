@@ -3,8 +3,10 @@
 //! Time-outs and lifetimes use tokio's monotonic clock. What is told to clients or compared with a date in
 //! authorization data (timestamps, `joinedAt`, token expiry, the second of the rate limit) comes from here.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// Where the wall-clock time comes from.
@@ -14,8 +16,8 @@ pub enum Clock {
     System,
     /// A date that moves with tokio's clock, so that a test on a paused clock moves both.
     Tokio {
-        /// The date at `from`.
-        date: SystemTime,
+        /// The date at `from`; [`Clock::set_back`] changes it.
+        date: Arc<Mutex<SystemTime>>,
         /// A moment of tokio's clock.
         from: Instant,
     },
@@ -24,14 +26,21 @@ pub enum Clock {
 impl Clock {
     /// A clock that shows the present now and then moves with tokio's.
     pub fn follow_tokio() -> Self {
-        Self::Tokio { date: SystemTime::now(), from: Instant::now() }
+        Self::Tokio { date: Arc::new(Mutex::new(SystemTime::now())), from: Instant::now() }
+    }
+
+    /// As if somebody had set the clock back. The system's is not ours to set.
+    pub fn set_back(&self, by: Duration) {
+        if let Self::Tokio { date, .. } = self {
+            *date.lock() -= by;
+        }
     }
 
     /// Time since 1970.
     pub fn now(&self) -> Duration {
         let date = match self {
             Self::System => SystemTime::now(),
-            Self::Tokio { date, from } => *date + from.elapsed(),
+            Self::Tokio { date, from } => *date.lock() + from.elapsed(),
         };
         date.duration_since(UNIX_EPOCH).unwrap_or_default()
     }

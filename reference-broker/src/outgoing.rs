@@ -72,8 +72,22 @@ impl fmt::Debug for Entry {
 struct Queue {
     frames: VecDeque<Entry>,
     close: Option<Close>,
+    /// From this frame on, counted from the front, frames may share a message (`batch`, features 5).
+    packs_from: Option<usize>,
     /// How many frames were thrown away because the consumer was too slow.
     dropped: u64,
+}
+
+/// What the writer found.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    /// Frames.
+    Frames {
+        /// So many of the first must not share a message with others.
+        alone: usize,
+    },
+    /// No frame is left, and somebody asked for a close.
+    Close(Close),
 }
 
 impl Outgoing {
@@ -137,6 +151,12 @@ impl Outgoing {
         self.writer.wake();
     }
 
+    /// What is queued after this may share messages: its receiver knows by what is queued already.
+    pub(crate) fn pack_from_now(&self) {
+        let mut queue = self.queue.lock();
+        queue.packs_from = Some(queue.frames.len());
+    }
+
     /// So many frames that the writer had taken were thrown away too.
     pub(crate) fn drop_frames(&self, frames: usize) {
         self.queue.lock().dropped += frames as u64;
@@ -149,18 +169,15 @@ impl Outgoing {
 
     /// The writer's side: moves all queued frames into `batch`, which is empty. Ready when there is one, or with
     /// the close when there is none left.
-    pub(crate) fn poll_take(
-        &self,
-        batch: &mut VecDeque<Entry>,
-        context: &Context<'_>,
-    ) -> Poll<Option<Close>> {
+    pub(crate) fn poll_take(&self, batch: &mut VecDeque<Entry>, context: &Context<'_>) -> Poll<Taken> {
         self.writer.register(context.waker());
         let mut queue = self.queue.lock();
         if !queue.frames.is_empty() {
             std::mem::swap(&mut queue.frames, batch);
-            return Poll::Ready(None);
+            let alone = queue.packs_from.as_mut().map_or(usize::MAX, std::mem::take);
+            return Poll::Ready(Taken::Frames { alone });
         }
-        queue.close.clone().map_or(Poll::Pending, |close| Poll::Ready(Some(close)))
+        queue.close.clone().map_or(Poll::Pending, |close| Poll::Ready(Taken::Close(close)))
     }
 
     /// Whether a frame is waiting.

@@ -8,7 +8,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::{BoxFuture, FutureExt as _};
 use kit::{Client, End, broker, broker_with, settle};
+use nolag_broker::Broker;
 use nolag_broker::auth::{Auth, Identity, Refusal, Revalidation};
+use nolag_broker::clock::Clock;
 use nolag_broker::config::{Profile, Settings};
 use nolag_protocol::grant::{Permission, Rule};
 use parking_lot::Mutex;
@@ -152,6 +154,70 @@ async fn the_end_of_a_token_ends_the_connection() {
     let (frames, end) = client.rest().await;
     assert_eq!((frames, end), (vec![disconnect("token_expired")], End::Close(4003, "token_expired".into())));
     assert!((28..=31).contains(&start.elapsed().as_secs()), "{:?}", start.elapsed());
+}
+
+/// Wire protocol 7, C-037: the end is a moment of the monotonic clock from the validation on. Setting the wall clock back an
+/// hour moves it neither way, whatever is validated again, and a renewed token moves it.
+#[tokio::test(start_paused = true)]
+async fn a_wall_clock_that_is_set_back_ends_no_token_early_or_late() {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    let mut identity = actor("alice", "#");
+    identity.expires_at = Some(now + 100);
+    let backend = Scripted::new(identity.clone());
+    let clock = Clock::follow_tokio();
+    let settings = Settings { revalidation_interval: Duration::from_secs(20), ..Settings::default() };
+    let broker = Broker::new(settings, backend.clone(), clock.clone());
+    let start = Instant::now();
+    let mut left = Client::login(&broker, "left as it is").await;
+    let mut renewed = Client::login_with(&broker, "to be renewed", &["reauth"]).await;
+    sleep(Duration::from_secs(10)).await;
+    clock.set_back(Duration::from_secs(3_600));
+    sleep(Duration::from_secs(25)).await;
+    assert!(backend.revalidated() > 0, "the same end was told again after the clock was set back");
+
+    // By the clock as it is now: 200 s from here, 235 s from the start.
+    identity.expires_at = Some(clock.now().as_secs() + 200);
+    *backend.identity.lock() = identity;
+    let reply = renewed.ask(map! {"type": "reauth", "token": "new"}).await;
+    assert_eq!(reply["success"], Value::from(true), "{reply}");
+    *backend.revalidation.lock() = Some(Revalidation::Unavailable);
+    let beating = tokio::spawn(async move {
+        for _ in 0..4 {
+            renewed.heartbeat().await;
+            sleep(Duration::from_secs(50)).await;
+        }
+        (renewed.rest().await.1, start.elapsed())
+    });
+    left.heartbeat().await;
+    sleep(Duration::from_secs(30)).await;
+    left.heartbeat().await;
+    let expired = End::Close(4003, "token_expired".into());
+    assert_eq!(left.rest().await.1, expired);
+    assert!((99..=101).contains(&start.elapsed().as_secs()), "{:?}", start.elapsed());
+    let (end, after) = beating.await.unwrap();
+    assert_eq!(end, expired);
+    assert!((234..=236).contains(&after.as_secs()), "{after:?}");
+}
+
+/// Features 5: what comes behind a `reauth` in the same message waits for its answer.
+#[tokio::test(start_paused = true)]
+async fn frames_behind_a_reauth_in_one_message_wait() {
+    let mut backend = Scripted::new(actor("alice", "#"));
+    Arc::get_mut(&mut backend).unwrap().takes = Duration::from_secs(20);
+    let broker = broker_with(Settings::default(), backend);
+    let mut client = Client::login_with(&broker, "t", &["batch", "reauth"]).await;
+    let before = Instant::now();
+    let ask = |msg_ref: &str| map! {"type": "getPresence", "msgRef": msg_ref};
+    let reauth = map! {"type": "reauth", "token": "another"};
+    client.send_together(&[ask("first"), reauth, ask("second"), ask("third")]).await;
+    client.send(ask("fourth")).await;
+    assert_eq!(client.next().await["msgRef"], Value::from("first"));
+    assert!(before.elapsed() < Duration::from_secs(1), "what comes before it does not wait");
+    assert_eq!(client.next().await["type"], Value::from("reauth"));
+    assert!(before.elapsed() >= Duration::from_secs(20));
+    for msg_ref in ["second", "third", "fourth"] {
+        assert_eq!(client.next().await["msgRef"], Value::from(msg_ref));
+    }
 }
 
 /// C-030: on the first heartbeat that is late enough, one at a time.

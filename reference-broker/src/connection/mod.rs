@@ -25,12 +25,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::{Sink, SinkExt as _, Stream, StreamExt as _};
 use nolag_protocol::codes;
+use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_tungstenite::tungstenite::protocol::CloseFrame;
 use tokio_tungstenite::tungstenite::{Error as SocketError, Message};
 
 use crate::broker::Broker;
-use crate::outgoing::{Close, Entry, Outgoing};
+use crate::outgoing::{Close, Entry, Outgoing, Taken};
 use session::Session;
 
 /// How long a peer has to take what is left and to answer a close.
@@ -38,6 +39,17 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What a close frame has room for; a backend's reason may be longer.
 const MAX_REASON_BYTES: usize = 123;
+
+/// Frames are packed into messages of at most so many bytes.
+const PACKED_BYTES: usize = 64 * 1024;
+
+/// A larger frame goes as it is: a message of its own costs less than copying it.
+const COPIED_BYTES: usize = 16 * 1024;
+
+/// Whether a frame may share a message with others. A heartbeat is an empty message.
+fn joins(frame: &Bytes) -> bool {
+    (1..=COPIED_BYTES).contains(&frame.len())
+}
 
 /// Why a connection ends.
 enum Ending {
@@ -59,7 +71,8 @@ where
     let outgoing = registration.outgoing.clone();
     let mut session = Session::new(broker.clone(), outgoing.clone());
     let (sink, mut stream) = socket.split();
-    let mut writer = Writer { sink, outgoing: &outgoing, broker, batch: VecDeque::new() };
+    let mut writer =
+        Writer { sink, outgoing: &outgoing, broker, batch: VecDeque::new(), held: None, alone: usize::MAX };
 
     let ending = tokio::select! {
         biased;
@@ -103,7 +116,8 @@ where
             () = session.answer() => {}
             () = due.as_mut() => session.due(),
             // While an `auth` waits for its answer, later frames wait behind it.
-            message = stream.next(), if !session.awaits_answer() => match message {
+            () = yield_now(), if session.has_more() && !session.awaits_answer() => session.go_on(),
+            message = stream.next(), if !session.has_more() && !session.awaits_answer() => match message {
                 Some(Ok(Message::Binary(frame))) => session.binary(&frame),
                 Some(Ok(Message::Text(text))) => session.text(&text),
                 Some(Ok(Message::Close(_))) => return Ending::PeerClosed,
@@ -134,6 +148,10 @@ struct Writer<'c, K> {
     broker: &'c Broker,
     /// Taken from the queue, not yet given to the socket.
     batch: VecDeque<Entry>,
+    /// Comes next: it did not fit the message before.
+    held: Option<Bytes>,
+    /// So many frames go in messages of their own, whatever follows (`batch`, features 5).
+    alone: usize,
 }
 
 impl<K: Sink<Message, Error = SocketError> + Unpin> Writer<'_, K> {
@@ -152,21 +170,22 @@ impl<K: Sink<Message, Error = SocketError> + Unpin> Writer<'_, K> {
     /// Waits for frames and hands over all that are there, flushing when no more are.
     async fn write_ready(&mut self) -> Result<Option<Close>, SocketError> {
         const KEPT_CAPACITY: usize = 64;
-        if self.batch.is_empty() {
+        if self.is_empty() {
             if self.batch.capacity() > KEPT_CAPACITY {
                 self.batch = VecDeque::new();
             }
             let (outgoing, batch) = (self.outgoing, &mut self.batch);
-            if let Some(close) = poll_fn(|context| outgoing.poll_take(batch, context)).await {
-                return Ok(Some(close));
+            match poll_fn(|context| outgoing.poll_take(batch, context)).await {
+                Taken::Frames { alone } => self.alone = alone,
+                Taken::Close(close) => return Ok(Some(close)),
             }
         }
         let mut bytes = 0;
-        while !self.batch.is_empty() {
+        while !self.is_empty() {
             poll_fn(|context| Pin::new(&mut self.sink).poll_ready(context)).await?;
-            if let Some(frame) = self.next_frame() {
-                bytes += frame.len();
-                Pin::new(&mut self.sink).start_send(Message::Binary(frame))?;
+            if let Some(message) = self.next_message() {
+                bytes += message.len();
+                Pin::new(&mut self.sink).start_send(Message::Binary(message))?;
             }
         }
         self.broker.metrics.bytes_out.inc_by(bytes as u64);
@@ -176,8 +195,15 @@ impl<K: Sink<Message, Error = SocketError> + Unpin> Writer<'_, K> {
         Ok(None)
     }
 
-    /// The next frame of the batch; none where it ends in a replay that is over.
+    fn is_empty(&self) -> bool {
+        self.batch.is_empty() && self.held.is_none()
+    }
+
+    /// The next frame; none where the batch ends in a replay that is over.
     fn next_frame(&mut self) -> Option<Bytes> {
+        if let Some(frame) = self.held.take() {
+            return Some(frame);
+        }
         loop {
             if let Entry::Replay(replay) = self.batch.front_mut()?
                 && let Some(frame) = replay.next()
@@ -191,6 +217,27 @@ impl<K: Sink<Message, Error = SocketError> + Unpin> Writer<'_, K> {
         }
     }
 
+    /// The next message: one frame, or as many as may go together (features 5).
+    fn next_message(&mut self) -> Option<Bytes> {
+        let first = self.next_frame()?;
+        if self.alone > 0 {
+            self.alone -= 1;
+            return Some(first);
+        }
+        let mut packed: Option<Vec<u8>> = None;
+        while joins(&first)
+            && let Some(next) = self.next_frame()
+        {
+            let bytes = packed.as_ref().map_or(first.len(), Vec::len) + next.len();
+            if !joins(&next) || bytes > PACKED_BYTES {
+                self.held = Some(next);
+                break;
+            }
+            packed.get_or_insert_with(|| first.to_vec()).extend_from_slice(&next);
+        }
+        Some(packed.map_or(first, Bytes::from))
+    }
+
     /// Writes what is left and the close, and waits for the peer's.
     async fn close<S>(&mut self, close: Close, stream: &mut S)
     where
@@ -198,7 +245,8 @@ impl<K: Sink<Message, Error = SocketError> + Unpin> Writer<'_, K> {
     {
         if close.code == codes::SLOW_CONSUMER.code {
             // What it did not take it will not be given: it asks again when it comes back.
-            self.outgoing.drop_frames(self.batch.len());
+            self.outgoing.drop_frames(self.batch.len() + usize::from(self.held.is_some()));
+            self.held = None;
             self.batch.clear();
         }
         while let Ok(None) = self.write_ready().await {}

@@ -13,7 +13,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use nolag_protocol::codes::{self, ErrorCode};
-use nolag_protocol::features::Features;
+use nolag_protocol::features::{Feature, Features};
 use nolag_protocol::frame::{
     Auth, AuthReply, ClientFrame, ErrorReply, Fault, Lenient, Malformed, Nilable, ReauthReply,
 };
@@ -43,6 +43,8 @@ pub(super) struct Session {
     heard: Instant,
     /// When to look again at what may be due.
     check_at: Instant,
+    /// What is left of a message of several frames (`batch`, features 5).
+    rest: Bytes,
     /// An `auth` or `reauth` at the backend.
     waiting: Option<BoxFuture<'static, Answer>>,
     revalidating: Option<BoxFuture<'static, Revalidation>>,
@@ -72,6 +74,9 @@ pub(super) struct Live {
     /// The lobbies it watches, by slug.
     pub(super) lobbies: HashMap<Arc<str>, Vec<Watch>>,
     validated: Instant,
+    /// When its authorization ends: by the monotonic clock from its validation on, so that nobody's setting of the wall clock
+    /// ends it early or never.
+    expires_at: Option<Instant>,
     /// When to ask the backend again, heartbeat or not.
     revalidate_at: Instant,
     seat: Seat,
@@ -114,6 +119,7 @@ impl Session {
             outgoing,
             state: State::Fresh { failures: 0 },
             heard: now,
+            rest: Bytes::new(),
             waiting: None,
             revalidating: None,
             counted,
@@ -167,11 +173,44 @@ impl Session {
         self.heard = Instant::now();
     }
 
-    /// A binary message: a heartbeat if it is empty, else a frame.
+    /// A binary message: a heartbeat if it is empty, else a frame, or several where that was granted.
     pub(super) fn binary(&mut self, message: &Bytes) {
         self.heard();
         self.broker.metrics.bytes_in.inc_by(message.len() as u64);
-        if message.is_empty() { self.heartbeat() } else { self.frame(message) }
+        if message.is_empty() {
+            self.heartbeat();
+        } else if matches!(&self.state, State::Live(live) if live.features.has(Feature::Batch)) {
+            self.rest = message.clone();
+            self.go_on();
+        } else {
+            self.one_frame(message);
+        }
+    }
+
+    /// Whether the last message holds more frames.
+    pub(super) fn has_more(&self) -> bool {
+        !self.rest.is_empty()
+    }
+
+    /// Handles the next frames of a message of several, in order, as if each had come alone (features 5, F-12): as many as may
+    /// be handled at once, and none behind one that waits for its answer. A malformed one ends the message.
+    pub(super) fn go_on(&mut self) {
+        /// A message of a mebibyte may hold 50,000 frames: others get their turn between.
+        const AT_ONCE: usize = 64;
+        for _ in 0..AT_ONCE {
+            if self.rest.is_empty() || self.awaits_answer() || self.outgoing.is_closing() {
+                return;
+            }
+            let bytes = std::mem::take(&mut self.rest);
+            let (frame, rest) = ClientFrame::decode_first(&bytes);
+            match frame {
+                Ok(frame) => {
+                    self.rest = bytes.slice_ref(rest);
+                    self.frame(frame);
+                }
+                Err(malformed) => self.malformed(&malformed),
+            }
+        }
     }
 
     /// A text message: a frame as JSON.
@@ -180,7 +219,7 @@ impl Session {
         self.broker.metrics.bytes_in.inc_by(message.len() as u64);
         match json::to_msgpack(message) {
             Ok(None) => {}
-            Ok(Some(frame)) => self.frame(&frame),
+            Ok(Some(frame)) => self.one_frame(&frame),
             Err(fault) => self.malformed(&fault.into()),
         }
     }
@@ -209,16 +248,19 @@ impl Session {
         let mut at = self.heard + self.broker.settings.idle_timeout;
         if let State::Live(live) = &self.state {
             at = at.min(live.revalidate_at);
-            if let Some(end) = live.identity.expires_at {
-                at =
-                    at.min(Instant::now() + Duration::from_secs(end).saturating_sub(self.broker.clock.now()));
-            }
+            at = live.expires_at.map_or(at, |end| at.min(end));
         }
         self.check_at = at;
     }
 
     fn is_expired(&self) -> bool {
-        matches!(&self.state, State::Live(live) if live.identity.is_expired(self.broker.clock.seconds()))
+        matches!(&self.state, State::Live(live) if live.expires_at.is_some_and(|end| Instant::now() >= end))
+    }
+
+    /// When an authorization that was validated just now ends; `None` also where that is further away than any clock goes.
+    fn end_of(&self, identity: &Identity) -> Option<Instant> {
+        let left = Duration::from_secs(identity.expires_at?).saturating_sub(self.broker.clock.now());
+        Instant::now().checked_add(left)
     }
 
     fn heartbeat(&mut self) {
@@ -234,11 +276,14 @@ impl Session {
         }
     }
 
-    fn frame(&mut self, bytes: &[u8]) {
-        let frame = match ClientFrame::decode(bytes) {
-            Ok(frame) => frame,
-            Err(malformed) => return self.malformed(&malformed),
-        };
+    fn one_frame(&mut self, bytes: &[u8]) {
+        match ClientFrame::decode(bytes) {
+            Ok(frame) => self.frame(frame),
+            Err(malformed) => self.malformed(&malformed),
+        }
+    }
+
+    fn frame(&mut self, frame: ClientFrame<'_>) {
         // As a label there must not be as many types as clients can think of.
         self.broker.metrics.frame_in(frame.known_kind().unwrap_or("unknown"));
         match (&self.state, frame) {
@@ -359,6 +404,10 @@ impl Session {
         self.counted = self.broker.metrics.connections(Proven::authenticated);
         self.counted.inc();
         let now = Instant::now();
+        let expires_at = self.end_of(&identity);
+        if asked.features.has(Feature::Batch) {
+            self.outgoing.pack_from_now();
+        }
         self.state = State::Live(Box::new(Live {
             actor: identity.actor_token_id.as_str().into(),
             identity,
@@ -370,6 +419,7 @@ impl Session {
             room,
             lobbies,
             validated: now,
+            expires_at,
             revalidate_at: now + self.revalidation_patience(),
             seat,
         }));
@@ -486,9 +536,14 @@ impl Session {
     /// Takes over new grants and limits, and lets go of what they do not cover.
     fn renew(&mut self, identity: Arc<Identity>) {
         let patience = self.revalidation_patience();
+        let expires_at = self.end_of(&identity);
         let State::Live(live) = &mut self.state else { return };
         let now = Instant::now();
         live.validated = now;
+        // The same end is no later by a clock that was set back since.
+        if live.identity.expires_at != identity.expires_at {
+            live.expires_at = expires_at;
+        }
         live.revalidate_at = now + patience;
         live.limits.renew(&self.broker.settings, &identity);
         live.identity = identity;

@@ -54,6 +54,8 @@ pub enum End {
 /// A client that shows what it gets and does nothing by itself.
 pub struct Client {
     socket: WebSocketStream<DuplexStream>,
+    /// What is left of a message of several frames.
+    rest: Bytes,
 }
 
 impl Client {
@@ -71,7 +73,8 @@ impl Client {
             let mut socket = WebSocketStream::from_raw_socket(theirs, Role::Server, config).await;
             nolag_broker::serve(&broker, &mut socket).await;
         });
-        (Self { socket: WebSocketStream::from_raw_socket(ours, Role::Client, None).await }, task)
+        let socket = WebSocketStream::from_raw_socket(ours, Role::Client, None).await;
+        (Self { socket, rest: Bytes::new() }, task)
     }
 
     /// Connects and authenticates.
@@ -81,6 +84,28 @@ impl Client {
         let reply = client.next().await;
         assert_eq!(reply["success"], Value::from(true), "{reply}");
         client
+    }
+
+    /// Connects, authenticates and is granted these features.
+    pub async fn login_with(broker: &Arc<Broker>, token: &str, features: &[&str]) -> Self {
+        let mut client = Self::connect(broker).await;
+        let names = Value::Array(features.iter().map(|name| Value::from(*name)).collect());
+        client
+            .send(map! {"type": "auth", "token": token, "protocolVersion": 2, "features": names.clone()})
+            .await;
+        let reply = client.next().await;
+        assert_eq!(reply["features"], names, "{reply}");
+        assert!(client.rest.is_empty(), "the grant shares no message");
+        client
+    }
+
+    /// Sends several frames in one message.
+    pub async fn send_together(&mut self, frames: &[Value]) {
+        let mut bytes = Vec::new();
+        for frame in frames {
+            rmpv::encode::write_value(&mut bytes, frame).unwrap();
+        }
+        self.send_bytes(bytes).await;
     }
 
     pub async fn send(&mut self, frame: Value) {
@@ -115,10 +140,29 @@ impl Client {
 
     /// The next frame.
     pub async fn next(&mut self) -> Value {
-        match self.next_bytes().await {
-            Ok(bytes) => rmpv::decode::read_value(&mut &*bytes).expect("a frame"),
-            Err(end) => panic!("the connection ended: {end:?}"),
+        if self.rest.is_empty() {
+            self.rest = self.next_bytes().await.unwrap_or_else(|end| panic!("the connection ended: {end:?}"));
         }
+        let mut rest = &*self.rest;
+        let frame = rmpv::decode::read_value(&mut rest).expect("a frame");
+        self.rest = self.rest.slice_ref(rest);
+        frame
+    }
+
+    /// The frames up to the answer to a request sent now; they must be of these types.
+    pub async fn settled(&mut self, kinds: &[&str]) -> Vec<Value> {
+        self.send(map! {"type": "getPresence", "msgRef": "settled"}).await;
+        let mut frames = Vec::new();
+        loop {
+            let frame = self.next().await;
+            if frame["msgRef"] == Value::from("settled") {
+                break;
+            }
+            frames.push(frame);
+        }
+        let found: Vec<&str> = frames.iter().map(|frame| frame["type"].as_str().unwrap()).collect();
+        assert_eq!(found, kinds, "{frames:?}");
+        frames
     }
 
     /// Sends a request and gives back its answer, which must come next.
