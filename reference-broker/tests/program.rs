@@ -1,103 +1,16 @@
 //! The broker as a program: how it starts, what it says about settings that are wrong, and what it logs.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::io::BufRead as _;
+use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
 
+use kit::process::{Running, program, refused};
 use rmpv::Value;
 use tempfile::TempDir;
-use tokio_tungstenite::tungstenite::{Message, WebSocket, client};
 
 #[macro_use]
 mod kit;
-
-/// The program in an empty working directory and without settings.
-fn program(directory: &Path) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_nolag-broker"));
-    command.env_clear().current_dir(directory).stdin(Stdio::null());
-    command
-}
-
-/// What it says when it does not start.
-fn refused(command: &mut Command) -> String {
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut started = String::new();
-    BufReader::new(child.stdout.take().unwrap()).read_line(&mut started).unwrap();
-    if !started.is_empty() {
-        child.kill().unwrap();
-    }
-    let Output { status, stderr, .. } = child.wait_with_output().unwrap();
-    assert_eq!(started, "", "it started");
-    let said = String::from_utf8(stderr).unwrap();
-    assert_eq!(status.code(), Some(2), "{said}");
-    assert_eq!(said.trim_end().lines().count(), 1, "one line, not {said}");
-    said
-}
-
-/// A started broker, killed when dropped.
-struct Running {
-    child: Child,
-    address: SocketAddr,
-    stdout: BufReader<std::process::ChildStdout>,
-}
-
-impl Running {
-    fn start(command: &mut Command) -> Self {
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut stdout = BufReader::new(child.stdout.take().unwrap());
-        let mut line = String::new();
-        stdout.read_line(&mut line).unwrap();
-        let address =
-            line.trim().strip_prefix("listening on ws://").and_then(|rest| rest.strip_suffix("/ws"));
-        let address = address.unwrap_or_else(|| panic!("{line:?}")).parse().unwrap();
-        Self { child, address, stdout }
-    }
-
-    fn get(&self, path: &str) -> String {
-        let mut stream = TcpStream::connect(self.address).unwrap();
-        write!(stream, "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
-    }
-
-    /// The reply to `auth` with this token.
-    fn auth(&self, token: &str) -> Value {
-        let stream = TcpStream::connect(self.address).unwrap();
-        let (mut socket, _) = client(format!("ws://{}/ws", self.address), stream).unwrap();
-        send(&mut socket, &map! {"type": "auth", "token": token});
-        loop {
-            if let Message::Binary(bytes) = socket.read().unwrap() {
-                return rmpv::decode::read_value(&mut &*bytes).unwrap();
-            }
-        }
-    }
-
-    /// Ends it with SIGTERM and returns its exit status and what it logged.
-    fn stop(mut self) -> (Option<i32>, String) {
-        let pid = self.child.id().to_string();
-        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
-        let mut log = String::new();
-        self.child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
-        (self.child.wait().unwrap().code(), log)
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn send(socket: &mut WebSocket<TcpStream>, frame: &Value) {
-    let mut bytes = Vec::new();
-    rmpv::encode::write_value(&mut bytes, frame).unwrap();
-    socket.send(Message::Binary(bytes.into())).unwrap();
-}
 
 fn tokens(token: &str) -> String {
     format!(

@@ -3,6 +3,18 @@
 // Each test file uses its own part of the kit, and is a crate of its own.
 #![allow(dead_code, unreachable_pub)]
 
+#[macro_use]
+mod macros {
+    /// A map with these entries.
+    #[macro_export]
+    macro_rules! map {
+        ($($key:literal : $value:expr),* $(,)?) => {
+            rmpv::Value::Map(vec![$((rmpv::Value::from($key), rmpv::Value::from($value))),*])
+        };
+    }
+}
+pub mod process;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,14 +36,6 @@ const WIRE_BYTES: usize = 64 * 1024;
 
 /// Longer than anything takes that happens at all; on a paused clock it costs nothing.
 const NEVER: Duration = Duration::from_secs(100_000);
-
-/// A map with these entries.
-#[macro_export]
-macro_rules! map {
-    ($($key:literal : $value:expr),* $(,)?) => {
-        rmpv::Value::Map(vec![$((rmpv::Value::from($key), rmpv::Value::from($value))),*])
-    };
-}
 
 /// A broker with the demo tokens and a clock that follows tokio's.
 pub fn broker(settings: Settings) -> Arc<Broker> {
