@@ -130,10 +130,10 @@ async fn the_queue_survives_an_outage() {
         }
     });
     // Bob has to be there first: without the feature `recover` a broker keeps nothing for him.
-    alice.hint(nolag_core::session::Hint::Offline);
+    alice.notify_offline();
     let _server = Server::on(address).await;
     event(&mut bob_events, |event| matches!(event, Event::Reconnected)).await;
-    alice.hint(nolag_core::session::Hint::Online);
+    alice.notify_online();
     let mut seen = Vec::new();
     while seen.len() < 100 {
         seen.push(soon(messages.next()).await.unwrap().unwrap().decode::<u64>().unwrap());

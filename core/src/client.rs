@@ -154,9 +154,35 @@ impl Client {
         self.call(Call::UpdateToken { token: Secret::new(token) }).await.map(|_| ())
     }
 
-    /// Tells what the platform knows of network and sleep.
-    pub fn hint(&self, hint: Hint) {
-        self.inner.handle.hint(hint);
+    /// There is no network: no attempt is made until [`notify_online`](Self::notify_online), but for one after five minutes, since
+    /// such hints are not always right. A connection that is there is kept until it proves dead.
+    ///
+    /// This and the four below are hints, for whoever knows more of the platform than the client. It needs none of them: it finds out
+    /// by itself, later.
+    pub fn notify_offline(&self) {
+        self.inner.handle.hint(Hint::Offline);
+    }
+
+    /// There is a network again, or another: a connection that is there has two seconds to prove itself, and where none is there is an
+    /// attempt now.
+    pub fn notify_online(&self) {
+        self.inner.handle.hint(Hint::Online);
+    }
+
+    /// The application is being put to sleep: what is to be acknowledged is written, and attempts are held back as
+    /// [`notify_offline`](Self::notify_offline) says. Subscriptions and the queue stay.
+    pub fn suspend(&self) {
+        self.inner.handle.hint(Hint::Suspend);
+    }
+
+    /// The application is back: as [`notify_online`](Self::notify_online).
+    pub fn resume(&self) {
+        self.inner.handle.hint(Hint::Resume);
+    }
+
+    /// Makes the next attempt now, whatever the wait and the hints are. A connection that is there has two seconds to prove itself.
+    pub fn reconnect_now(&self) {
+        self.inner.handle.hint(Hint::ReconnectNow);
     }
 
     /// Where the connection stands.

@@ -43,6 +43,8 @@ pub enum Error {
         fatal: bool,
         /// The reason may pass by itself.
         passing: bool,
+        /// A publish that may have reached the broker.
+        outcome_unknown: bool,
     },
     /// The broker refused one operation; the connection goes on.
     #[error("{}", .0.error)]
@@ -208,7 +210,7 @@ impl Error {
         let verdict = codes::error_verdict(&reason);
         let passing = matches!(verdict, Some(codes::Verdict::Reconnect | codes::Verdict::ReconnectLate))
             || matches!(reason.as_str(), "auth_timeout" | "auth_unavailable");
-        Self::Auth { reason, fatal: false, passing }
+        Self::Auth { reason, fatal: false, passing, outcome_unknown: false }
     }
 
     pub(crate) fn closed() -> Self {
@@ -241,6 +243,7 @@ impl Error {
         match &mut self {
             Self::Timeout { outcome_unknown, .. }
             | Self::Connection { outcome_unknown, .. }
+            | Self::Auth { outcome_unknown, .. }
             | Self::Queue { outcome_unknown, .. }
             | Self::Closed { outcome_unknown, .. } => *outcome_unknown = true,
             _ => {}
@@ -336,6 +339,7 @@ impl Error {
         match self {
             Self::Timeout { outcome_unknown, .. }
             | Self::Connection { outcome_unknown, .. }
+            | Self::Auth { outcome_unknown, .. }
             | Self::Queue { outcome_unknown, .. }
             | Self::Closed { outcome_unknown, .. } => *outcome_unknown,
             _ => false,

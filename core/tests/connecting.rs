@@ -7,7 +7,7 @@ use nolag_core::Error;
 use nolag_core::error::ConnectionCode;
 use nolag_core::event::{Event, State, Warning};
 use nolag_core::options::{Credentials, InitialConnect, Options, Secret};
-use nolag_core::session::{Call, Hint, Token, TokenReason, Transport};
+use nolag_core::session::{Call, Token, TokenReason, Transport};
 use nolag_protocol::frame::{AuthReply, ClientFrame, Disconnect, Nilable, ReauthReply};
 
 #[path = "kit/mod.rs"]
@@ -354,37 +354,6 @@ fn attempts_can_be_limited() {
     rig.call(Call::Connect);
     rig.accept();
     assert_eq!(rig.state(), State::Connected);
-}
-
-/// T15: without `reconnect` a loss closes the client, and what is pending fails with `lost`.
-#[test]
-fn without_reconnect_a_loss_is_the_end() {
-    let mut rig = Rig::connected(Options { reconnect: false, ..quiet() });
-    let publish = rig.publish("t", 1);
-    rig.cut();
-    assert_eq!(rig.state(), State::Closed);
-    assert_eq!(rig.failure(publish).code(), "lost");
-}
-
-/// Client-api 10.3, API-070: hints hold attempts back, and bring them on.
-#[test]
-fn hints() {
-    let mut rig = Rig::connected(options());
-    rig.session.hint(rig.now, Hint::Offline);
-    rig.drain();
-    assert_eq!(rig.state(), State::Connected, "kept until it proves dead");
-    rig.freeze(ms(500));
-    assert_eq!(rig.state(), State::Suspended);
-    rig.freeze(Duration::from_secs(200));
-    assert_eq!(rig.opened.len(), 1);
-    rig.session.hint(rig.now, Hint::Online);
-    rig.drain();
-    assert_eq!(rig.opened.len(), 2, "at once");
-    rig.session.hint(rig.now, Hint::Suspend);
-    rig.drain();
-    assert_eq!((rig.state(), rig.link), (State::Suspended, None), "the running attempt is aborted");
-    rig.freeze(Duration::from_secs(300));
-    assert_eq!(rig.opened.len(), 3, "hints are advisory");
 }
 
 /// API-008 for the session: after `disconnect` nothing comes but what was pending; what the application never saw may come

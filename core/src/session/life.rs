@@ -61,6 +61,9 @@ impl Session {
             let from = std::mem::replace(&mut self.reported, to.clone());
             self.fx.event(Event::State { from, to, reason: reason.to_owned(), close_code });
         }
+        if let Some(loss) = self.loss.take() {
+            self.fx.event(loss);
+        }
     }
 
     pub(super) fn connect(&mut self, request: RequestId) {
@@ -289,7 +292,7 @@ impl Session {
         self.recovery = None;
         self.connection.last_error = Some(error.clone());
         if was_up {
-            self.fx.event(Event::Disconnected { reason: reason.clone(), close_code });
+            self.loss = Some(Event::Disconnected { reason: reason.clone(), close_code });
             self.interrupt(close_code == Some(1009));
             if self.connection.closing.is_some() {
                 self.connection.phase = Phase::Closed;
@@ -314,6 +317,13 @@ impl Session {
             self.enter(Phase::Closed, &reason, close_code);
             return self.fail_all(&Error::lost(reason));
         }
+        let held_back = self.connection.offline || self.connection.suspended;
+        let delay = (!held_back).then(|| self.next_delay(next));
+        let phase = match delay {
+            Some(delay) => Phase::Backoff { until: self.fx.now.saturating_add(delay) },
+            None => Phase::Suspended { until: self.fx.now + SUSPENDED_AT_MOST },
+        };
+        self.enter(phase, &reason, close_code);
         if !was_up || tell {
             self.fx.error(error.clone());
         }
@@ -322,28 +332,23 @@ impl Session {
                 self.fx.complete(waiter, Err(error.clone()));
             }
         }
-        if self.connection.offline || self.connection.suspended {
-            let until = self.fx.now + SUSPENDED_AT_MOST;
-            return self.enter(Phase::Suspended { until }, &reason, close_code);
+        if let Some(delay) = delay {
+            let attempt = self.connection.tries.max(1);
+            self.fx.event(Event::Reconnecting { attempt, delay, reason });
         }
-        self.back_off(next, reason, close_code);
     }
 
-    fn back_off(&mut self, next: Next, reason: String, close_code: Option<u16>) {
+    /// How long to wait before the next attempt.
+    fn next_delay(&mut self, next: Next) -> Duration {
+        if next == Next::Renew && self.connection.renewals == 0 {
+            self.connection.renewals += 1;
+            return self.connection.retry_after.unwrap_or_default(); // at once
+        }
         let floor = match next {
             Next::Retry { floor } => floor,
             Next::Renew | Next::GiveUp => Duration::ZERO,
         };
-        let at_once = next == Next::Renew && self.connection.renewals == 0;
-        let delay = if at_once {
-            self.connection.renewals += 1;
-            self.connection.retry_after.unwrap_or_default()
-        } else {
-            self.connection.delay(&mut self.fx.rng, &self.options.backoff, floor)
-        };
-        self.enter(Phase::Backoff { until: self.fx.now.saturating_add(delay) }, &reason, close_code);
-        let attempt = self.connection.tries.max(1);
-        self.fx.event(Event::Reconnecting { attempt, delay, reason });
+        self.connection.delay(&mut self.fx.rng, &self.options.backoff, floor)
     }
 
     /// What was under way on a connection that is gone (client-api 7.4).
@@ -461,5 +466,5 @@ pub(super) fn connection_error(code: ConnectionCode, message: &str) -> Error {
 
 pub(super) fn provider_failed(failure: &TokenFailure) -> Error {
     let reason = format!("no token: {}", failure.message);
-    Error::Auth { reason, fatal: failure.fatal, passing: !failure.fatal }
+    Error::Auth { reason, fatal: failure.fatal, passing: !failure.fatal, outcome_unknown: false }
 }

@@ -367,6 +367,8 @@ pub struct Session {
     /// What the recovery has brought so far, until it is over.
     recovery: Option<Ready>,
     reported: State,
+    /// A loss that is told once the state says so too (API-005).
+    loss: Option<Event>,
     told_deadline: Option<Duration>,
 }
 
@@ -393,6 +395,7 @@ impl Session {
             actor_id: None,
             recovery: None,
             reported: State::Idle,
+            loss: None,
             told_deadline: None,
         }
     }
