@@ -186,6 +186,11 @@ impl Context {
         self.0.profile == Profile::Extended
     }
 
+    /// What the shared broker's tokens may touch; the same tokens are those of the demo file.
+    pub(crate) fn target(&self) -> Target {
+        self.0.target.clone()
+    }
+
     /// Whether the suite can start brokers.
     pub(crate) fn can_start(&self) -> bool {
         self.0.command.is_some()

@@ -13,6 +13,7 @@ mod malformed;
 mod operation;
 mod presence;
 mod publishing;
+mod recovery;
 mod retained;
 mod revalidation;
 mod subscriptions;
@@ -42,6 +43,7 @@ pub(crate) fn all() -> Vec<Case> {
         lobbies::cases(),
         operation::cases(),
         features::cases(),
+        recovery::cases(),
     ]
     .into_iter()
     .flatten()
