@@ -61,7 +61,7 @@ fn replay(connection: &mut Connection) -> Vec<(u64, u64)> {
     }
 }
 
-/// F-10, F-05: `kill -9` in the middle of 10,000 publishes, three times. Nothing that was acknowledged with level `disk` is
+/// F-10, F-05: `kill -9` in the middle of 10,000 publishes, three times, and at their end. Nothing that was acknowledged with level `disk` is
 /// missing afterwards, no number is given out twice, and what is sent again is there once.
 #[test]
 fn a_kill_loses_nothing_that_was_acknowledged() {
@@ -117,11 +117,7 @@ fn a_kill_loses_nothing_that_was_acknowledged() {
             open.remove(&number);
             acknowledged.insert(number);
         }
-        if kill_at.is_some() {
-            broker.kill();
-        } else {
-            assert_eq!(broker.stop().0, Some(0));
-        }
+        broker.kill();
         // All that reached the subscriber before its connection broke.
         while let Ok(frame) = subscriber.next() {
             if frame["type"] == Value::from("message") {

@@ -148,6 +148,11 @@ impl File {
         &self.path
     }
 
+    /// How many accepted publishes are remembered.
+    pub(super) fn dedupe_max(&self) -> u64 {
+        self.bounds.dedupe_max
+    }
+
     /// No number above may be given out.
     pub(super) fn ceiling(&self) -> u64 {
         self.state.ceiling

@@ -490,7 +490,7 @@ fn apply(image: &mut Vec<u8>, step: &Step, torn: Option<usize>) {
     }
 }
 
-/// Features 3: after a crash at any step, with any of what was not synced lost or torn, the file opens, and holds all that was
+/// F-10: after a crash at any step, with any of what was not synced lost or torn, the file opens, and holds all that was
 /// said to be synced and nothing by half.
 #[test]
 fn a_crash_loses_nothing_that_was_synced() {

@@ -114,6 +114,10 @@ impl Writer {
             self.bytes += job.bytes;
             self.waiting.extend(self.batch.add(job));
         }
+        // What is not kept itself is accepted also while nothing can be written.
+        while self.batch.accepted.len() as u64 > self.file.dedupe_max() {
+            self.batch.accepted.pop_first();
+        }
         closed
     }
 
