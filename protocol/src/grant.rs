@@ -54,6 +54,8 @@ pub struct Rule {
     pub room_id: Option<String>,
     /// What clients call that room.
     pub room_slug: Option<String>,
+    /// What clients call the app that the room is in, where that is not the pattern's first level.
+    pub app_slug: Option<String>,
 }
 
 impl Rule {
@@ -64,6 +66,12 @@ impl Rule {
                 | (Some(Permission::Subscribe), Operation::Subscribe)
                 | (Some(Permission::Publish), Operation::Publish)
         )
+    }
+
+    /// What clients call the app (features 4).
+    pub fn app_slug(&self) -> &str {
+        let first = || self.pattern.split('/').next().unwrap_or_default();
+        self.app_slug.as_deref().unwrap_or_else(first)
     }
 
     /// The app id in the names of bases and groups.

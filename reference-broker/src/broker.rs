@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use nolag_protocol::codes;
 use nolag_protocol::frame::Disconnect;
@@ -111,10 +110,8 @@ impl Broker {
         self.draining.cancel();
         {
             let connections = self.connections.lock();
-            let count = connections.len() as u64;
-            let window = spread(count);
-            for (index, outgoing) in (0_u64..).zip(connections.values()) {
-                let retry_after_ms = Some(window * index / count);
+            for (index, outgoing) in connections.values().enumerate() {
+                let retry_after_ms = Some(return_ms(index, connections.len()));
                 outgoing.close(Close { retry_after_ms, ..codes::DRAINING.into() });
             }
         }
@@ -130,7 +127,8 @@ impl Broker {
         connections.insert(id, outgoing.clone());
         // Looked at under the lock, so that no connection slips in behind the one pass of `shutdown`.
         if self.is_draining() {
-            outgoing.close(codes::DRAINING.into());
+            let retry_after_ms = Some(return_ms(usize::try_from(id % 100).unwrap_or_default(), 100));
+            outgoing.close(Close { retry_after_ms, ..codes::DRAINING.into() });
         }
         Registration { broker: self.clone(), outgoing: outgoing.clone() }
     }
@@ -159,9 +157,50 @@ impl Drop for Registration {
     }
 }
 
-/// Over how many ms the returns of so many clients are spread: none for one, 5 s from 5,000 on.
-fn spread(connections: u64) -> u64 {
-    const LONGEST: Duration = Duration::from_secs(5);
-    let longest = u64::try_from(LONGEST.as_millis()).unwrap_or(u64::MAX);
-    connections.min(longest)
+/// When the client of one of so many connections may come back, in ms: one every 50 ms, or 5 s for all of them where they are
+/// more, so that no 100 ms window holds more than 3 % of more than 100 (F-16).
+///
+/// Clients begin with a wait of their own of 250 to 500 ms. What all may come back before would hold them together again, so the
+/// first may come after that.
+fn return_ms(index: usize, connections: usize) -> u64 {
+    const FIRST: u64 = 500;
+    const APART: usize = 50;
+    const LONGEST: usize = 5_000;
+    let after = if connections <= LONGEST / APART { index * APART } else { index * LONGEST / connections };
+    FIRST + u64::try_from(after).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// F-16, with the waits of our own client (client-api 2: 500 ms, half of it by chance), and without any: most returns of a
+    /// drain that any 100 ms hold, in percent.
+    #[test]
+    fn returns_are_spread() {
+        let mut rng = fastrand::Rng::with_seed(16);
+        for (connections, most) in [(100, 3), (2_000, 5), (10_000, 5)] {
+            for jitter in [true, false] {
+                let mut returns: Vec<u64> = (0..connections)
+                    .map(|index| {
+                        let own = if jitter { rng.u64(250..=500) } else { 0 };
+                        return_ms(index, connections).max(own)
+                    })
+                    .collect();
+                returns.sort_unstable();
+                let in_window = |from: u64| {
+                    let ends = |to| returns.partition_point(|at| *at < to);
+                    ends(from + 100) - ends(from)
+                };
+                let fullest = returns.iter().map(|at| in_window(*at)).max().unwrap();
+                assert!(fullest * 100 <= connections * most, "{fullest} of {connections}");
+                assert!(returns[connections - 1] < 6_000, "nobody waits long");
+            }
+        }
+    }
+
+    #[test]
+    fn few_connections_come_back_at_once() {
+        assert_eq!((0..3).map(|index| return_ms(index, 3)).collect::<Vec<_>>(), [500, 550, 600]);
+    }
 }

@@ -16,8 +16,13 @@ use nolag_protocol::features::{Feature, Features};
 const LARGEST_PAYLOAD_LIMIT: u64 = 1_000_000;
 
 /// The features that this broker can grant.
-const IMPLEMENTED: Features =
-    Features::NONE.with(Feature::Recover).with(Feature::Dedupe).with(Feature::Batch).with(Feature::Reauth);
+const IMPLEMENTED: Features = Features::NONE
+    .with(Feature::Recover)
+    .with(Feature::Dedupe)
+    .with(Feature::Rooms)
+    .with(Feature::Batch)
+    .with(Feature::Reauth)
+    .with(Feature::Trace);
 
 /// Which broker to be (wire protocol 1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]

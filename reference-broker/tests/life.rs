@@ -502,7 +502,7 @@ async fn a_shutdown_tells_everybody_and_ends() {
         waits.push(frames[0]["retryAfterMs"].as_u64().unwrap());
     }
     waits.sort_unstable();
-    assert_eq!(waits, (0..100).collect::<Vec<u64>>(), "spread evenly");
+    assert_eq!(waits, (0..100).map(|n| 500 + 50 * n).collect::<Vec<u64>>(), "spread evenly");
     stopping.await.unwrap();
     drop(clients);
     settle().await;

@@ -1,17 +1,19 @@
 //! What is negotiated (features).
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
+use rmpv::Value;
+use serde_json::json;
 
-use crate::broker::Launch;
-use crate::client::{Incoming, granted, names};
+use crate::broker::{Broker, Launch, actor};
+use crate::client::{Incoming, Values, granted, names};
 use crate::suite::{Case, Context, Needs, case};
-use crate::wire::{encode, frame, holds, lacks};
+use crate::wire::{brief, encode, frame, get, holds, kind, lacks, text};
 
 /// All features, in the order of the specification.
 const ALL: [&str; 7] = ["recover", "dedupe", "rooms", "batch", "redeliver", "reauth", "trace"];
 
 pub(super) fn cases() -> Vec<Case> {
-    use Needs::{Broker, Nothing};
+    use Needs::{Broker as Own, Nothing};
     vec![
         case!(
             "F-02",
@@ -20,6 +22,8 @@ pub(super) fn cases() -> Vec<Case> {
             "grants what it knows of what was asked; other names change nothing",
             unknown
         ),
+        case!("F-11", Extended, Own, "tells of the end of a connection in each of its three rooms", rooms),
+        case!("F-17", Extended, Own, "keeps equally named rooms of two apps apart", apps),
         case!(
             "F-12",
             Extended,
@@ -30,7 +34,7 @@ pub(super) fn cases() -> Vec<Case> {
         case!(
             "features 1",
             Both,
-            Broker,
+            Own,
             "NOLAG_FEATURES limits what is granted, the kraken profile to none",
             limited
         ),
@@ -95,6 +99,86 @@ async fn batch(context: Context) -> Result<()> {
     ensure!(matches!(client.next().await?, Incoming::Heartbeat), "no answer to a heartbeat");
     client.send_bytes([publish("a"), publish("b")].concat()).await?;
     ensure!(client.payloads().await? == ["a".into(), "b".into()], "two in one message were not two");
+    Ok(())
+}
+
+/// A broker with two actors who know equally named rooms of two apps.
+async fn with_rooms(context: &Context) -> Result<Broker> {
+    let rules = json!([
+        {"pattern": "red/#", "permission": "pubSub", "room_id": "r1", "room_slug": "hall", "app_slug": "red"},
+        {"pattern": "blue/#", "permission": "pubSub", "room_id": "b1", "room_slug": "hall"},
+        {"pattern": "blue/#", "permission": "pubSub", "room_id": "b2", "room_slug": "attic"},
+    ]);
+    context
+        .start(Launch::tokens(json!({"ann": actor("ann", rules.clone()), "ben": actor("ben", rules)})))
+        .await
+}
+
+/// The presence events among frames, as who, what, app and room; anything else fails.
+fn events(frames: &[Value]) -> Result<Vec<(&str, &str, &str, &str)>> {
+    frames
+        .iter()
+        .map(|frame| {
+            ensure!(kind(frame) == "presence", "not a presence event: {}", brief(frame));
+            let data = get(frame, "data").unwrap_or(&Value::Nil);
+            Ok((
+                text(data, "actor_token_id"),
+                text(frame, "event"),
+                text(frame, "app"),
+                text(frame, "roomId"),
+            ))
+        })
+        .collect()
+}
+
+/// F-11: and each first set is a `join` alone.
+async fn rooms(context: Context) -> Result<()> {
+    let broker = with_rooms(&context).await?;
+    let mut ann = broker.open().await?.negotiated("ann", &["rooms"]).await?;
+    let mut ben = broker.open().await?.negotiated("ben", &["rooms"]).await?;
+    let all = [("red", "hall"), ("blue", "hall"), ("blue", "attic")];
+    for client in [&mut ben, &mut ann] {
+        for (app, room) in all {
+            client.send(frame! {"type" => "presence", "app" => app, "roomId" => room, "data" => 1}).await?;
+        }
+        client.settle().await?;
+    }
+    let joined = ben.settle().await?;
+    let expected: Vec<_> = all.iter().map(|(app, room)| ("ann", "join", *app, *room)).collect();
+    ensure!(events(&joined)? == expected, "three joins were told as {joined:?}");
+    ann.close().await?;
+    let mut left = Values::default();
+    while left.len() < 3 {
+        left.push(ben.frame().await?);
+    }
+    let mut left = events(&left)?;
+    left.sort_unstable();
+    let mut expected: Vec<_> = all.iter().map(|(app, room)| ("ann", "leave", *app, *room)).collect();
+    expected.sort_unstable();
+    ensure!(left == expected, "the end was told as {left:?}");
+    ben.quiet().await
+}
+
+/// F-17: in events and in lists.
+async fn apps(context: Context) -> Result<()> {
+    let broker = with_rooms(&context).await?;
+    let mut ann = broker.open().await?.negotiated("ann", &["rooms"]).await?;
+    let mut ben = broker.open().await?.negotiated("ben", &["rooms"]).await?;
+    for app in ["red", "blue"] {
+        ann.send(frame! {"type" => "presence", "app" => app, "roomId" => "hall", "data" => app}).await?;
+    }
+    ann.settle().await?;
+    ben.send(frame! {"type" => "presence", "app" => "blue", "roomId" => "hall", "data" => 1}).await?;
+    ben.settle().await?;
+    let told = ann.settle().await?;
+    ensure!(events(&told)? == [("ben", "join", "blue", "hall")], "{told:?}");
+    for (app, count) in [("red", 1), ("blue", 2)] {
+        let request = frame! {"type" => "getPresence", "app" => app, "roomId" => "hall"};
+        let expected = frame! {"type" => "presenceList", "app" => app, "roomId" => "hall"};
+        let list = ben.ask_for(request, expected).await?;
+        let entries = get(&list, "data").and_then(Value::as_array).context("no list")?;
+        ensure!(entries.len() == count, "{app} lists {}", brief(&list));
+    }
     Ok(())
 }
 

@@ -24,6 +24,7 @@ pub(crate) fn rules(list: &Value) -> Vec<Rule> {
             app_id: optional("app_id"),
             room_id: optional("room_id"),
             room_slug: optional("room_slug"),
+            app_slug: None,
         }
     };
     list.as_array().expect("rules").iter().map(rule).collect()

@@ -13,6 +13,7 @@ mod token_file;
 use futures_util::future::BoxFuture;
 use nolag_protocol::codes::{self, ErrorCode};
 use nolag_protocol::grant::Rule;
+use nolag_protocol::topic::MAX_TOPIC_BYTES;
 
 pub use allow_all::AllowAll;
 pub(crate) use cache::Cache;
@@ -60,22 +61,32 @@ pub struct Lobby {
 }
 
 impl Identity {
-    /// The id of the room that this actor calls by `slug`.
-    pub(crate) fn room_id<'a>(&'a self, slug: &'a str) -> Option<&'a str> {
+    /// The room that this actor calls by `slug`, in the app or in the first that has one of this slug: its id and its app, which
+    /// is not known where any slug is a room (features 4).
+    pub(crate) fn room<'a>(
+        &'a self,
+        app: Option<&'a str>,
+        slug: &'a str,
+    ) -> Option<(&'a str, Option<&'a str>)> {
         if self.any_room {
-            return Some(slug);
+            // Longer names would not fit the events, which have data too.
+            let fits = slug.len() + app.map_or(0, str::len) <= MAX_TOPIC_BYTES;
+            return fits.then_some((slug, app));
         }
-        let rule = self.rules.iter().find(|rule| rule.room_slug.as_deref() == Some(slug))?;
-        rule.room_id.as_deref()
+        let rule = self.rules.iter().find(|rule| {
+            rule.room_slug.as_deref() == Some(slug) && app.is_none_or(|app| rule.app_slug() == app)
+        })?;
+        Some((rule.room_id.as_deref()?, Some(rule.app_slug())))
+    }
+
+    /// The first rule that names the room of that id.
+    pub(crate) fn rule_of(&self, room_id: &str) -> Option<&Rule> {
+        self.rules.iter().find(|rule| rule.room_id.as_deref() == Some(room_id))
     }
 
     /// What this actor calls the room of that id.
     pub(crate) fn room_slug<'a>(&'a self, id: &'a str) -> Option<&'a str> {
-        if self.any_room {
-            return Some(id);
-        }
-        let rule = self.rules.iter().find(|rule| rule.room_id.as_deref() == Some(id))?;
-        rule.room_slug.as_deref()
+        if self.any_room { Some(id) } else { self.rule_of(id)?.room_slug.as_deref() }
     }
 
     /// The rooms of a lobby: its own list, else all of the actor's rules.

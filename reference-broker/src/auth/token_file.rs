@@ -117,13 +117,11 @@ struct RuleEntry {
     room_id: Option<String>,
     room_slug: Option<String>,
     app_id: Option<String>,
-    // For webhooks and slugs of apps, which come later.
+    app_name: Option<String>,
+    app_slug: Option<String>,
+    // For webhooks, which come later.
     #[serde(rename = "roomName")]
     _room_name: Option<String>,
-    #[serde(rename = "app_name")]
-    _app_name: Option<String>,
-    #[serde(rename = "app_slug")]
-    _app_slug: Option<String>,
     #[serde(rename = "scope_id")]
     _scope_id: Option<String>,
     #[serde(rename = "scope_slug")]
@@ -207,6 +205,7 @@ impl Entry {
             },
             room_id: rule.room_id,
             room_slug: rule.room_slug,
+            app_slug: rule.app_slug.or(rule.app_name),
         });
         let lobbies = self.allowed_lobbies.into_iter().filter_map(|Object(lobby)| {
             Some(Lobby { slug: lobby.lobby_slug?, id: lobby.lobby_id?, rooms: lobby.rooms })

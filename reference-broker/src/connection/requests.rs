@@ -34,9 +34,9 @@ impl Session {
     }
 
     /// Refuses a request whose reply would not fit a message with what it has to echo.
-    pub(super) fn overlong(&self, name: Option<&str>, msg_ref: Option<&str>) -> bool {
-        let overlong =
-            name.map_or(0, str::len) + msg_ref.map_or(0, str::len) + ENVELOPE_BYTES > MAX_MESSAGE_BYTES;
+    pub(super) fn overlong(&self, echoed: &[Option<&str>]) -> bool {
+        let overlong = echoed.iter().flatten().map(|text| text.len()).sum::<usize>() + ENVELOPE_BYTES
+            > MAX_MESSAGE_BYTES;
         if overlong {
             let detail = Some("the reply to this request would not fit a message");
             self.error(codes::INVALID_MESSAGE, Context { detail, ..Context::default() });

@@ -3,12 +3,16 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use nolag_protocol::features::Feature;
 use nolag_protocol::frame::{GetPresence, Lenient, LobbyUnsubscribed, Presence, PresenceUpdated};
 use nolag_protocol::{codes, msgpack};
 
 use super::requests::{Relayed, relayed};
 use super::session::{Context, Live, Session};
 use crate::presence::{Member, RoomKey, SnapshotKind, Watch};
+
+/// In how many rooms a connection may be present (features 4).
+const MAX_ROOMS: usize = 64;
 
 impl Live {
     fn room_key(&self, room_id: &str) -> RoomKey {
@@ -17,6 +21,11 @@ impl Live {
             scope: self.identity.scope_slug.as_deref().map(Arc::from),
             room: room_id.into(),
         }
+    }
+
+    /// It hears of apps, and may be in several rooms (features 4).
+    fn has_rooms(&self) -> bool {
+        self.features.has(Feature::Rooms)
     }
 
     /// The rooms that a lobby slug stands for; `None` when it is not among the actor's lobbies. A room in
@@ -30,7 +39,9 @@ impl Live {
                 let key = self.room_key(room);
                 if watches.iter().all(|watch| watch.key != key) {
                     let slug = identity.room_slug(room).map(Arc::from);
-                    watches.push(Watch { key, lobby_id: lobby.id.as_str().into(), slug });
+                    let rule = identity.rule_of(room).filter(|_| self.has_rooms());
+                    let app = rule.map(|rule| rule.app_slug().into());
+                    watches.push(Watch { key, lobby_id: lobby.id.as_str().into(), slug, app });
                 }
             }
         }
@@ -43,26 +54,30 @@ impl Session {
         let extended = self.extended();
         let msg_ref = self.echoed(presence.msg_ref);
         let (broker, outgoing) = (self.broker.clone(), self.outgoing.clone());
-        let confirm = |room_id| {
+        let confirm = |app, room_id| {
             if msg_ref.is_some() {
-                outgoing.push(broker.metrics.encoded(PresenceUpdated { app: None, room_id, msg_ref }));
+                outgoing.push(broker.metrics.encoded(PresenceUpdated { app, room_id, msg_ref }));
             }
         };
+        let Some(live) = self.live() else { return };
+        let asked = presence.app.filter(|_| live.has_rooms());
         // Without a room it is accepted and announced to nobody (19).
-        let Some(slug) = presence.room_id else { return confirm(None) };
+        let Some(slug) = presence.room_id else { return confirm(asked, None) };
         let data = match relayed(presence.data, extended) {
             Relayed::AsItCame => Bytes::copy_from_slice(presence.data.bytes),
             Relayed::Changed(data) => data.into(),
             Relayed::Dropped => return,
         };
-        let Some(live) = self.live() else { return };
-        let context = Context { room_id: Some(slug), msg_ref, ..Context::default() };
-        let Some(key) = live.identity.room_id(slug).map(|room| live.room_key(room)) else {
+        let context = Context { app: asked, room_id: Some(slug), msg_ref, ..Context::default() };
+        let Some((room, app)) = live.identity.room(asked, slug) else {
             if extended && live.version >= 2 {
                 self.error(codes::UNKNOWN_ROOM, context);
             }
             return;
         };
+        let key = live.room_key(room);
+        let (rooms, app) = (live.has_rooms(), app.filter(|_| live.has_rooms()).map(Arc::<str>::from));
+        let context = Context { app: app.as_deref(), ..context };
         let limit = live.limits.payload_bytes;
         if data.len() > limit {
             let max_size_bytes = u64::try_from(limit).ok();
@@ -70,61 +85,72 @@ impl Session {
         }
         let id = outgoing.id();
         if extended && *data == *msgpack::NIL {
-            if live.room.as_ref() == Some(&key) {
-                live.room = None;
+            if live.rooms.swap_remove(&key) {
                 broker.presence.leave(&key, id, true);
             }
-            return confirm(Some(slug));
+            return confirm(app.as_deref(), Some(slug));
         }
-        if let Some(previous) = live.room.replace(key.clone())
-            && previous != key
-        {
-            broker.presence.leave(&previous, id, true);
+        if !live.rooms.contains(&key) {
+            if !rooms {
+                for previous in live.rooms.drain(..) {
+                    broker.presence.leave(&previous, id, true);
+                }
+            } else if live.rooms.len() >= MAX_ROOMS {
+                let detail = Some("a connection is present in at most 64 rooms");
+                return self.error(codes::INVALID_MESSAGE, Context { detail, ..context });
+            }
+            live.rooms.insert(key.clone());
         }
         let member = Member {
             outgoing: outgoing.clone(),
             actor: live.actor.clone(),
             slug: slug.into(),
+            app: app.clone(),
+            rooms,
             data,
             joined_at: broker.clock.seconds(),
         };
         broker.presence.set(&key, member);
-        confirm(Some(slug));
+        confirm(app.as_deref(), Some(slug));
     }
 
     pub(super) fn get_presence(&mut self, request: &GetPresence<'_>) {
         let msg_ref = self.echoed(request.msg_ref);
-        if self.overlong(request.room_id, msg_ref) {
+        if self.overlong(&[request.app, request.room_id, msg_ref]) {
             return;
         }
         let (broker, outgoing) = (self.broker.clone(), self.outgoing.clone());
         let Some(live) = self.live() else { return };
+        let (identity, rooms) = (&live.identity, live.has_rooms());
+        let asked = request.app.filter(|_| rooms);
         // A slug, or the id of a room that the actor's own rules name (19.4).
-        let key = request.room_id.and_then(|slug| {
-            let named =
-                |id: &&str| live.identity.rules.iter().any(|rule| rule.room_id.as_deref() == Some(*id));
-            live.identity.room_id(slug).or_else(|| Some(slug).filter(named)).map(|room| live.room_key(room))
-        });
-        broker.presence.list(key.as_ref(), request.room_id, msg_ref, &outgoing);
+        let by_id = |id| {
+            let app = identity.rule_of(id)?.app_slug();
+            asked.is_none_or(|asked| asked == app).then_some((id, Some(app)))
+        };
+        let room = request.room_id.and_then(|slug| identity.room(asked, slug).or_else(|| by_id(slug)));
+        let key = room.map(|(room, _)| live.room_key(room));
+        let app = asked.or(room.and_then(|(_, app)| app)).filter(|_| rooms);
+        broker.presence.list(key.as_ref(), app, request.room_id, msg_ref, &outgoing);
     }
 
     pub(super) fn lobby_subscribe(&mut self, lobby_id: &str, msg_ref: Lenient<&str>) {
         let msg_ref = self.echoed(msg_ref);
-        if self.overlong(Some(lobby_id), msg_ref) {
+        if self.overlong(&[Some(lobby_id), msg_ref]) {
             return;
         }
         let (broker, outgoing) = (self.broker.clone(), self.outgoing.clone());
         let Some(live) = self.live() else { return };
         let Some(watches) = live.watches(lobby_id) else { return self.lobby_refused(lobby_id, msg_ref) };
         let lobby: Arc<str> = lobby_id.into();
-        broker.presence.watch(&lobby, &watches, &outgoing);
+        broker.presence.watch(&lobby, &watches, live.has_rooms(), &outgoing);
         broker.presence.snapshot(SnapshotKind::Subscribed, lobby_id, &watches, msg_ref, &outgoing);
         live.lobbies.insert(lobby, watches);
     }
 
     pub(super) fn lobby_unsubscribe(&mut self, lobby_id: &str, msg_ref: Lenient<&str>) {
         let msg_ref = self.echoed(msg_ref);
-        if self.overlong(Some(lobby_id), msg_ref) {
+        if self.overlong(&[Some(lobby_id), msg_ref]) {
             return;
         }
         let (broker, outgoing) = (self.broker.clone(), self.outgoing.clone());
@@ -136,7 +162,7 @@ impl Session {
 
     pub(super) fn get_lobby_presence(&mut self, lobby_id: &str, msg_ref: Lenient<&str>) {
         let msg_ref = self.echoed(msg_ref);
-        if self.overlong(Some(lobby_id), msg_ref) {
+        if self.overlong(&[Some(lobby_id), msg_ref]) {
             return;
         }
         let (broker, outgoing) = (self.broker.clone(), self.outgoing.clone());
@@ -160,7 +186,7 @@ impl Session {
         for (lobby, watches) in std::mem::take(&mut live.lobbies) {
             broker.presence.unwatch(&lobby, &watches, &outgoing);
             if let Some(watches) = live.watches(&lobby) {
-                broker.presence.watch(&lobby, &watches, &outgoing);
+                broker.presence.watch(&lobby, &watches, live.has_rooms(), &outgoing);
                 live.lobbies.insert(lobby, watches);
             }
         }
@@ -168,23 +194,23 @@ impl Session {
             let identity = &live.identity;
             live.room_key(&key.room) == *key && (identity.any_room || identity.room_slug(&key.room).is_some())
         };
-        if let Some(key) = live.room.take() {
+        for key in std::mem::take(&mut live.rooms) {
             if keeps(live, &key) {
-                live.room = Some(key);
+                live.rooms.insert(key);
             } else {
                 broker.presence.leave(&key, outgoing.id(), true);
             }
         }
     }
 
-    /// Leaves the room and all lobbies, with the connection.
+    /// Leaves all rooms and all lobbies, with the connection.
     pub(super) fn end_presence(&mut self) {
         let (broker, outgoing) = (self.broker.clone(), self.outgoing.clone());
         let Some(live) = self.live() else { return };
         for (lobby, watches) in live.lobbies.drain() {
             broker.presence.unwatch(&lobby, &watches, &outgoing);
         }
-        if let Some(key) = live.room.take() {
+        for key in live.rooms.drain(..) {
             broker.presence.leave(&key, outgoing.id(), false);
         }
     }

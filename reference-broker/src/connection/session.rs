@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+use indexmap::IndexSet;
 use nolag_protocol::codes::{self, ErrorCode};
 use nolag_protocol::features::{Feature, Features};
 use nolag_protocol::frame::{
@@ -30,6 +31,9 @@ use crate::metrics::State as Proven;
 use crate::organizations::Seat;
 use crate::outgoing::{Close, Outgoing};
 use crate::presence::{RoomKey, Watch};
+
+/// Who finds its organization full may come back after so many ms (features 7).
+const FULL_RETRY_MS: u64 = 30_000;
 
 /// After so many refused tokens a connection is closed.
 const MAX_AUTH_FAILURES: u32 = 5;
@@ -69,8 +73,8 @@ pub(super) struct Live {
     pub(super) client_id: Option<Arc<str>>,
     pub(super) limits: Limits,
     pub(super) subscriptions: HashMap<Arc<str>, Subscription>,
-    /// The room it is present in.
-    pub(super) room: Option<RoomKey>,
+    /// The rooms it is present in: one, or with `rooms` several.
+    pub(super) rooms: IndexSet<RoomKey>,
     /// The lobbies it watches, by slug.
     pub(super) lobbies: HashMap<Arc<str>, Vec<Watch>>,
     validated: Instant,
@@ -100,6 +104,7 @@ enum Answer {
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Context<'a> {
     pub(super) topic: Option<&'a str>,
+    pub(super) app: Option<&'a str>,
     pub(super) room_id: Option<&'a str>,
     pub(super) lobby_id: Option<&'a str>,
     pub(super) hint: Option<&'a str>,
@@ -337,7 +342,7 @@ impl Session {
                 hint: context.hint,
                 detail: context.detail,
                 topic: context.topic,
-                app: None,
+                app: context.app,
                 room_id: context.room_id,
                 lobby_id: context.lobby_id,
                 max_size_bytes: context.max_size_bytes,
@@ -382,7 +387,7 @@ impl Session {
         if identity.is_expired(self.broker.clock.seconds()) {
             return self.refuse(codes::TOKEN_EXPIRED);
         }
-        let Some((seat, subscriptions, room, lobbies)) = self.take_seat(&identity) else {
+        let Some((seat, subscriptions, rooms, lobbies)) = self.take_seat(&identity) else {
             return self.refuse(codes::CONNECTION_LIMIT_REACHED);
         };
         let limits = Limits::new(&self.broker.settings, &identity);
@@ -416,7 +421,7 @@ impl Session {
             client_id: asked.client_id,
             limits,
             subscriptions,
-            room,
+            rooms,
             lobbies,
             validated: now,
             expires_at,
@@ -432,7 +437,8 @@ impl Session {
     fn take_seat(
         &mut self,
         identity: &Identity,
-    ) -> Option<(Seat, HashMap<Arc<str>, Subscription>, Option<RoomKey>, HashMap<Arc<str>, Vec<Watch>>)> {
+    ) -> Option<(Seat, HashMap<Arc<str>, Subscription>, IndexSet<RoomKey>, HashMap<Arc<str>, Vec<Watch>>)>
+    {
         let organization = identity.organization_id.as_deref();
         let stays = self.live().is_some_and(|live| live.identity.organization_id.as_deref() == organization);
         let seat = if stays {
@@ -441,10 +447,10 @@ impl Session {
             Some(self.broker.organizations.enter(organization, identity.max_connections)?)
         };
         match std::mem::replace(&mut self.state, State::Fresh { failures: 0 }) {
-            State::Fresh { .. } => Some((seat?, HashMap::new(), None, HashMap::new())),
+            State::Fresh { .. } => Some((seat?, HashMap::new(), IndexSet::new(), HashMap::new())),
             State::Live(live) => {
                 let live = *live;
-                Some((seat.unwrap_or(live.seat), live.subscriptions, live.room, live.lobbies))
+                Some((seat.unwrap_or(live.seat), live.subscriptions, live.rooms, live.lobbies))
             }
         }
     }
@@ -460,6 +466,8 @@ impl Session {
     }
 
     fn auth_failed(&self, code: ErrorCode) {
+        // A place becomes free when another connection ends, and nobody knows when: as long as a client waits by itself (6.4).
+        let full = code.name == codes::CONNECTION_LIMIT_REACHED.name && self.extended();
         self.broker.metrics.auth(code.name);
         self.outgoing.push(self.broker.metrics.encoded(AuthReply {
             success: false,
@@ -471,7 +479,7 @@ impl Session {
             restored_subscriptions: None,
             limits: None,
             features: Vec::new(),
-            retry_after_ms: None,
+            retry_after_ms: full.then_some(FULL_RETRY_MS),
         }));
     }
 

@@ -11,6 +11,7 @@ use nolag_protocol::frame::{
 };
 use nolag_protocol::grant::{self, Operation, Resolution};
 use nolag_protocol::topic::{self, MAX_TOPIC_BYTES};
+use nolag_protocol::trace::is_traceparent;
 use nolag_protocol::{MAX_MESSAGE_BYTES, codes};
 use uuid::Uuid;
 
@@ -156,7 +157,7 @@ impl Session {
 
     pub(super) fn unsubscribe(&mut self, topic: &str, msg_ref: Lenient<&str>) {
         let msg_ref = self.echoed(msg_ref);
-        if self.overlong(Some(topic), msg_ref) {
+        if self.overlong(&[Some(topic), msg_ref]) {
             return;
         }
         let (broker, outgoing) = (self.broker.clone(), self.outgoing.clone());
@@ -301,7 +302,9 @@ impl Session {
                 from: &live.actor,
                 from_type: "actor",
                 timestamp: u64::try_from(now.as_millis()).unwrap_or(u64::MAX),
-                trace: None,
+                trace: publish
+                    .trace
+                    .filter(|trace| live.features.has(Feature::Trace) && is_traceparent(trace)),
             },
             keep: publish.qos.is_some_and(|qos| qos >= Qos::AtLeastOnce),
             msg_ref: recognised,

@@ -1,6 +1,6 @@
 //! Lobbies: watching the presence of several rooms without being in them (wire protocol 20).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use nolag_protocol::frame::{Data, LobbyPresence, LobbyPresenceList, LobbySubscribed, Nilable};
@@ -17,6 +17,8 @@ pub(crate) struct Watch {
     pub(crate) lobby_id: Arc<str>,
     /// What the actor calls the room, if it has a name for it.
     pub(crate) slug: Option<Arc<str>>,
+    /// What it calls the app, where it hears of apps.
+    pub(crate) app: Option<Arc<str>>,
 }
 
 /// A connection that watches a room through a lobby.
@@ -24,8 +26,9 @@ pub(crate) struct Watch {
 pub(super) struct Watcher {
     outgoing: Arc<Outgoing>,
     lobby: Arc<str>,
-    lobby_id: Arc<str>,
-    slug: Option<Arc<str>>,
+    watch: Watch,
+    /// It was granted `rooms`.
+    rooms: bool,
 }
 
 /// The frame that a snapshot travels in.
@@ -39,16 +42,12 @@ pub(crate) enum SnapshotKind {
 
 impl Presence {
     /// Watches the rooms of a lobby from now on.
-    pub(crate) fn watch(&self, lobby: &Arc<str>, watches: &[Watch], outgoing: &Arc<Outgoing>) {
-        let mut rooms = self.rooms.lock();
+    pub(crate) fn watch(&self, lobby: &Arc<str>, watches: &[Watch], rooms: bool, outgoing: &Arc<Outgoing>) {
+        let mut all = self.rooms.lock();
         for watch in watches {
-            let watcher = Watcher {
-                outgoing: outgoing.clone(),
-                lobby: lobby.clone(),
-                lobby_id: watch.lobby_id.clone(),
-                slug: watch.slug.clone(),
-            };
-            let watchers = &mut rooms.entry(watch.key.clone()).or_default().watchers;
+            let watcher =
+                Watcher { outgoing: outgoing.clone(), lobby: lobby.clone(), watch: watch.clone(), rooms };
+            let watchers = &mut all.entry(watch.key.clone()).or_default().watchers;
             watchers.insert((outgoing.id(), lobby.clone()), watcher);
         }
     }
@@ -78,6 +77,7 @@ impl Presence {
     ) {
         let rooms = self.rooms.lock();
         let mut snapshot = Cut::new(lobby_id.len() + msg_ref.map_or(0, str::len));
+        let mut slugs = HashSet::new();
         for watch in watches {
             let members = rooms.get(&watch.key).into_iter().flat_map(|room| room.members.values());
             let mut actors: BTreeMap<&str, &Member> = BTreeMap::new();
@@ -87,7 +87,8 @@ impl Presence {
                     *latest = member;
                 }
             }
-            let slug = watch.slug.as_deref().unwrap_or(&watch.key.room);
+            // A second room of one slug, in another app, has only its id to be told by.
+            let slug = watch.slug.as_deref().filter(|slug| slugs.insert(*slug)).unwrap_or(&watch.key.room);
             let mut room = snapshot.nested(slug.len());
             for (actor, member) in actors {
                 room.add(|out| {
@@ -116,28 +117,31 @@ impl Presence {
         });
     }
 
-    /// Queues the events of a change for those who watch the room.
-    pub(super) fn tell_watchers(&self, room: &Room, who: &Member, change: Change) {
+    /// Queues the events of a change for those who watch the room; returns for how many.
+    pub(super) fn tell_watchers(&self, room: &Room, who: &Member, change: Change, first: bool) -> usize {
         const EMPTY_MAP: &[u8] = &[0x80];
         let data = Data::new(if change == Change::Leave { EMPTY_MAP } else { &who.data });
-        let mut frames = Frames::default();
-        for watcher in room.watchers.values() {
-            let key = (&watcher.lobby, &watcher.lobby_id, &watcher.slug);
+        let (mut frames, mut told) = (Frames::default(), 0);
+        for watcher in room.watchers.values().filter(|watcher| !(first && watcher.rooms)) {
+            let watch = &watcher.watch;
+            let key = (&watcher.lobby, &watch.lobby_id, &watch.slug, &watch.app);
             watcher.outgoing.push(frames.get(key, || {
                 // kraken names the lobby by its internal id.
-                let lobby_id = if self.extended { &watcher.lobby } else { &watcher.lobby_id };
+                let lobby_id = if self.extended { &watcher.lobby } else { &watch.lobby_id };
                 LobbyPresence {
                     event: change.name(),
                     lobby_id,
-                    room_id: Some(Nilable(watcher.slug.as_deref())),
+                    room_id: Some(Nilable(watch.slug.as_deref())),
                     actor_id: &who.actor,
                     data,
-                    lobby_uuid: self.extended.then_some(&*watcher.lobby_id),
-                    app: None,
+                    lobby_uuid: self.extended.then_some(&*watch.lobby_id),
+                    app: watch.app.as_deref(),
                 }
                 .to_vec()
                 .into()
             }));
+            told += 1;
         }
+        told
     }
 }

@@ -40,6 +40,10 @@ pub(crate) struct Member {
     pub(crate) actor: Arc<str>,
     /// What it calls the room.
     pub(crate) slug: Arc<str>,
+    /// What it calls the app, where it hears of apps.
+    pub(crate) app: Option<Arc<str>>,
+    /// It was granted `rooms`.
+    pub(crate) rooms: bool,
     /// Its presence data.
     pub(crate) data: Bytes,
     /// In seconds since 1970.
@@ -82,7 +86,7 @@ impl Presence {
         Self { extended: settings.profile == Profile::Extended, rooms: Mutex::default(), metrics }
     }
 
-    /// Enters a room, or changes the data in it; a first time is a `join` and at once an `update`.
+    /// Enters a room, or changes the data in it; a first time is a `join`, and for those without `rooms` at once an `update`.
     pub(crate) fn set(&self, key: &RoomKey, mut member: Member) {
         let mut rooms = self.rooms.lock();
         let room = rooms.entry(key.clone()).or_default();
@@ -95,9 +99,9 @@ impl Presence {
         room.members.insert(id, member.clone());
         if first {
             self.metrics.presence_members.inc();
-            self.tell(room, &member, Change::Join);
+            self.tell(room, &member, Change::Join, false);
         }
-        self.tell(room, &member, Change::Update);
+        self.tell(room, &member, Change::Update, first);
     }
 
     /// Leaves a room. The members are told, the leaving one included where `told` says so: that a connection
@@ -107,7 +111,7 @@ impl Presence {
         let Some(room) = rooms.get_mut(key) else { return };
         let member = if told { room.members.get(&id).cloned() } else { room.members.swap_remove(&id) };
         let Some(member) = member else { return };
-        self.tell(room, &member, Change::Leave);
+        self.tell(room, &member, Change::Leave, false);
         room.members.swap_remove(&id);
         self.metrics.presence_members.dec();
         if room.is_empty() {
@@ -115,16 +119,17 @@ impl Presence {
         }
     }
 
-    /// Queues the list of a room's members; `room_id` is what the asker calls it.
+    /// Queues the list of a room's members; `app` and `room_id` are what the asker calls it.
     pub(crate) fn list(
         &self,
         key: Option<&RoomKey>,
+        app: Option<&str>,
         room_id: Option<&str>,
         msg_ref: Option<&str>,
         to: &Outgoing,
     ) {
         let rooms = self.rooms.lock();
-        let mut list = Cut::new(room_id.map_or(0, str::len) + msg_ref.map_or(0, str::len));
+        let mut list = Cut::new([app, room_id, msg_ref].into_iter().flatten().map(str::len).sum());
         let members = key.and_then(|key| rooms.get(key)).into_iter().flat_map(|room| room.members.values());
         for member in members {
             list.add(|out| member.write(out, true));
@@ -133,7 +138,7 @@ impl Presence {
         write::token(&mut data, Token::Array(list.count));
         data.extend_from_slice(&list.bytes);
         to.push(self.metrics.encoded(PresenceList {
-            app: None,
+            app,
             room_id,
             data: Data::new(&data),
             truncated: list.full.then_some(true),
@@ -141,8 +146,8 @@ impl Presence {
         }));
     }
 
-    /// Queues the events of a change for members and watchers.
-    fn tell(&self, room: &Room, who: &Member, change: Change) {
+    /// Queues the events of a change for members and watchers. `first`: those with `rooms` know of it by the `join`.
+    fn tell(&self, room: &Room, who: &Member, change: Change, first: bool) {
         let mut data = Vec::with_capacity(who.data.len() + 64);
         let with_data = change != Change::Leave;
         write::token(&mut data, Token::Map(1 + u32::from(with_data)));
@@ -153,16 +158,18 @@ impl Presence {
             data.extend_from_slice(&who.data);
         }
         let mut frames = Frames::default();
-        for member in room.members.values() {
-            let room_id = self.extended.then_some(&*member.slug);
-            member.outgoing.push(frames.get(room_id, || {
+        let mut told = 0;
+        for member in room.members.values().filter(|member| !(first && member.rooms)) {
+            let (app, room_id) = (member.app.as_deref(), self.extended.then_some(&*member.slug));
+            member.outgoing.push(frames.get((app, room_id), || {
                 let data = Data::new(&data);
-                PresenceEvent { event: change.name(), app: None, room_id, data }.to_vec().into()
+                PresenceEvent { event: change.name(), app, room_id, data }.to_vec().into()
             }));
+            told += 1;
         }
-        self.metrics.frames_out("presence", room.members.len());
-        self.tell_watchers(room, who, change);
-        self.metrics.frames_out("lobbyPresence", room.watchers.len());
+        self.metrics.frames_out("presence", told);
+        let told = self.tell_watchers(room, who, change, first);
+        self.metrics.frames_out("lobbyPresence", told);
     }
 }
 

@@ -196,3 +196,11 @@ impl Client {
 pub async fn settle() {
     tokio::time::sleep(Duration::from_millis(1)).await;
 }
+
+/// The entries of a map, in the order of their keys.
+pub fn sorted(map: &Value) -> Vec<(String, Value)> {
+    let mut entries: Vec<_> =
+        map.as_map().unwrap().iter().map(|(key, value)| (key.to_string(), value.clone())).collect();
+    entries.sort_by(|a, b| a.0.cmp(&b.0));
+    entries
+}
