@@ -75,7 +75,9 @@ fn replayed(frames: &[Value], topic: &str) -> Result<Vec<Value>> {
         return Ok(Vec::new());
     };
     holds(start, &frame! {"type" => "replayStart", "topic" => topic, "count" => messages.len() as u64})?;
-    holds(end, &frame! {"type" => "replayEnd", "topic" => topic})?;
+    // C-093: by both names.
+    let count = messages.len() as u64;
+    holds(end, &frame! {"type" => "replayEnd", "topic" => topic, "count" => count, "replayed" => count})?;
     let mut last = 0;
     let mut payloads = Vec::new();
     for message in messages {
