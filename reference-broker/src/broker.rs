@@ -18,6 +18,7 @@ use crate::metrics::Metrics;
 use crate::organizations::Organizations;
 use crate::outgoing::{Close, ConnectionId, Outgoing};
 use crate::presence::Presence;
+use crate::resume::Resume;
 use crate::store::{Kept, Memory, Store};
 
 /// A running broker. It owns every connection's task and ends them in [`Broker::shutdown`].
@@ -28,6 +29,7 @@ pub struct Broker {
     pub(crate) hub: Hub,
     pub(crate) presence: Presence,
     pub(crate) organizations: Arc<Organizations>,
+    pub(crate) resume: Arc<Resume>,
     pub(crate) metrics: Arc<Metrics>,
     connections: Mutex<HashMap<ConnectionId, Arc<Outgoing>>>,
     next_id: AtomicU64,
@@ -55,6 +57,7 @@ impl Broker {
             hub: Hub::new(&settings, metrics.clone(), store, kept, clock.now()),
             presence: Presence::new(&settings, metrics.clone()),
             organizations: Arc::default(),
+            resume: Resume::new(settings.resume_retention),
             metrics,
             connections: Mutex::default(),
             next_id: AtomicU64::new(1),

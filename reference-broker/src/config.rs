@@ -53,6 +53,8 @@ pub struct Settings {
     pub revalidation_interval: Duration,
     /// How long an accepted token is not asked about again.
     pub auth_cache_ttl: Duration,
+    /// How long after its last connection a client's subscriptions are remembered.
+    pub resume_retention: Duration,
     /// How long a retained message is kept.
     pub retain_ttl: Duration,
     /// How many retained messages are kept, oldest out first.
@@ -171,7 +173,6 @@ const INERT: &[&str] = &[
     "CACHE_MISS_FALLBACK",
     "CACHE_MISS_TIMEOUT_MS",
     "ACL_DENY_CACHE_TTL_MS",
-    "RESUME_RETENTION_MS",
     "WEBHOOK_MAX_ATTEMPTS",
     "WEBHOOK_TIMEOUT_MS",
     "WEBHOOK_BACKOFF_MS",
@@ -245,6 +246,9 @@ struct CommandLine {
     /// Close a connection that sends nothing for so long, in ms
     #[arg(long, default_value_t = 60_000, value_parser = clap::value_parser!(u64).range(1..))]
     ws_idle_timeout_ms: u64,
+    /// How long subscriptions are remembered for a client that asks to have them restored, in ms
+    #[arg(long, default_value_t = 3_600_000)]
+    resume_retention_ms: u64,
     /// How long a retained message is kept, in seconds
     #[arg(long, default_value_t = 3_600)]
     retain_ttl_seconds: u64,
@@ -385,6 +389,7 @@ impl CommandLine {
                 idle_timeout: Duration::from_millis(self.ws_idle_timeout_ms),
                 revalidation_interval: Duration::from_millis(self.revalidation_interval_ms),
                 auth_cache_ttl: Duration::from_millis(self.auth_cache_ttl_ms),
+                resume_retention: Duration::from_millis(self.resume_retention_ms),
                 retain_ttl: Duration::from_secs(self.retain_ttl_seconds),
                 retain_max: self.retain_max,
                 history_size,

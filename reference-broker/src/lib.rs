@@ -25,6 +25,7 @@ mod metrics;
 mod organizations;
 mod outgoing;
 mod presence;
+mod resume;
 pub mod store;
 
 pub use broker::Broker;

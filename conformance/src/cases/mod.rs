@@ -14,6 +14,7 @@ mod operation;
 mod presence;
 mod publishing;
 mod recovery;
+mod restoring;
 mod retained;
 mod revalidation;
 mod subscriptions;
@@ -44,6 +45,7 @@ pub(crate) fn all() -> Vec<Case> {
         operation::cases(),
         features::cases(),
         recovery::cases(),
+        restoring::cases(),
     ]
     .into_iter()
     .flatten()

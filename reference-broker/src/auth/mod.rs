@@ -45,6 +45,9 @@ pub struct Identity {
     pub scope_slug: Option<String>,
     /// When the authorization ends, in seconds since 1970.
     pub expires_at: Option<u64>,
+    /// What it is subscribed to again when it asks for that, as `subscribe` frames; none leaves it to the broker's memory
+    /// (wire protocol 17).
+    pub active_subscriptions: Vec<Vec<u8>>,
     /// Any room slug is a room of that id (`AUTH_ALLOW_ALL`, 19.1).
     pub any_room: bool,
 }

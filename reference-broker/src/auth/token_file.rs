@@ -6,11 +6,14 @@ use std::marker::PhantomData;
 
 use indexmap::IndexMap;
 use nolag_protocol::grant::{Permission, Rule};
+use nolag_protocol::json;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 
 use super::{Identity, Lobby};
+use crate::resume;
 
 /// Why a token file cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -66,7 +69,7 @@ struct Document {
     tokens: IndexMap<String, Object<Entry>>,
     /// Keys for publishing over HTTP. Read so that they are no unknown key; that endpoint is not here yet.
     #[serde(default, rename = "apiKeys")]
-    _api_keys: Option<serde_json::Value>,
+    _api_keys: Option<Value>,
 }
 
 #[derive(Deserialize)]
@@ -92,21 +95,21 @@ struct Entry {
     _scope_id: Option<String>,
     #[serde(rename = "scopeName")]
     _scope_name: Option<String>,
-    // Of later parts: restoring subscriptions, webhooks, sessions.
-    #[serde(default, rename = "activeSubscriptions")]
-    _active_subscriptions: Option<serde_json::Value>,
+    #[serde(default)]
+    active_subscriptions: Vec<Value>,
+    // Of later parts: webhooks, sessions.
     #[serde(default, rename = "triggerWebhook")]
-    _trigger_webhook: Option<serde_json::Value>,
+    _trigger_webhook: Option<Value>,
     #[serde(default, rename = "topicWebhooks")]
-    _topic_webhooks: Option<serde_json::Value>,
+    _topic_webhooks: Option<Value>,
     #[serde(default, rename = "webhookSigningSecrets")]
-    _webhook_signing_secrets: Option<serde_json::Value>,
+    _webhook_signing_secrets: Option<Value>,
     #[serde(default, rename = "hydrationWebhook")]
-    _hydration_webhook: Option<serde_json::Value>,
+    _hydration_webhook: Option<Value>,
     #[serde(default, rename = "persistentSession")]
-    _persistent_session: Option<serde_json::Value>,
+    _persistent_session: Option<Value>,
     #[serde(default, rename = "sessionExpirySeconds")]
-    _session_expiry_seconds: Option<serde_json::Value>,
+    _session_expiry_seconds: Option<Value>,
 }
 
 #[derive(Deserialize)]
@@ -222,6 +225,7 @@ impl Entry {
             publishes_per_second: positive(self.rate_limit.as_ref()),
             scope_slug: self.scope_slug,
             expires_at: self.auth_expires_at.or_else(|| super::jwt::expiry(token)),
+            active_subscriptions: self.active_subscriptions.iter().filter_map(subscribe).collect(),
             any_room: false,
         })
     }
@@ -230,4 +234,17 @@ impl Entry {
 /// A limit counts when it is an integer of at least 1; anything else leaves the default (wire protocol 9).
 fn positive(number: Option<&serde_json::Number>) -> Option<u64> {
     number.and_then(serde_json::Number::as_u64).filter(|n| *n > 0)
+}
+
+/// The `subscribe` frame of an active subscription: a topic, or a map in any of the spellings that backends have for it
+/// (wire protocol 17).
+fn subscribe(entry: &Value) -> Option<Vec<u8>> {
+    let any = |keys: &[&str]| keys.iter().find_map(|key| entry.get(key).filter(|value| !value.is_null()));
+    let texts = ["pattern", "topic", "name"].into_iter().map(|key| entry.get(key).and_then(Value::as_str));
+    let topic = entry.as_str().or_else(|| texts.flatten().next())?;
+    let msgpack = |value: &Value| json::to_msgpack(&value.to_string()).ok().flatten();
+    let filters = any(&["filters"]).and_then(msgpack);
+    let load_balance = any(&["loadBalance", "load_balance"]).and_then(Value::as_bool);
+    let group = any(&["loadBalanceGroup", "load_balance_group"]).and_then(msgpack);
+    Some(resume::frame(topic, filters.as_deref(), load_balance, group.as_deref()))
 }

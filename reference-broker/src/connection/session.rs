@@ -16,7 +16,7 @@ use indexmap::IndexSet;
 use nolag_protocol::codes::{self, ErrorCode};
 use nolag_protocol::features::{Feature, Features};
 use nolag_protocol::frame::{
-    Auth, AuthReply, ClientFrame, ErrorReply, Fault, Lenient, Malformed, Nilable, ReauthReply,
+    Auth, AuthReply, ClientFrame, ErrorReply, Fault, Lenient, Malformed, Nilable, Raw, ReauthReply,
 };
 use nolag_protocol::{PROTOCOL_VERSION, json};
 use prometheus_client::metrics::gauge::Gauge;
@@ -31,6 +31,7 @@ use crate::metrics::State as Proven;
 use crate::organizations::Seat;
 use crate::outgoing::{Close, Outgoing};
 use crate::presence::{RoomKey, Watch};
+use crate::resume::Held;
 
 /// Who finds its organization full may come back after so many ms (features 7).
 const FULL_RETRY_MS: u64 = 30_000;
@@ -73,6 +74,8 @@ pub(super) struct Live {
     pub(super) client_id: Option<Arc<str>>,
     pub(super) limits: Limits,
     pub(super) subscriptions: HashMap<Arc<str>, Subscription>,
+    /// What is remembered of them for a client that reconnects.
+    pub(super) remembered: Held,
     /// The rooms it is present in: one, or with `rooms` several.
     pub(super) rooms: IndexSet<RoomKey>,
     /// The lobbies it watches, by slug.
@@ -92,6 +95,8 @@ struct Asked {
     version: u64,
     features: Features,
     client_id: Option<Arc<str>>,
+    /// It wants back what it had subscribed to.
+    reconnects: bool,
 }
 
 /// What came of asking about a token.
@@ -369,6 +374,7 @@ impl Session {
             version: auth.protocol_version.0.min(PROTOCOL_VERSION),
             features: Features::named(auth.features.iter().copied()).and(broker.settings.features),
             client_id: auth.client_id.map(Arc::from),
+            reconnects: auth.reconnect.is(true),
         };
         self.waiting = Some(Box::pin(async move {
             let result = broker.auth.validate(&token).await;
@@ -392,35 +398,24 @@ impl Session {
         };
         let limits = Limits::new(&self.broker.settings, &identity);
         let told = self.extended().then(|| limits.told());
-        self.outgoing.push(self.broker.metrics.encoded(AuthReply {
-            success: true,
-            error: None,
-            actor_token_id: Some(&identity.actor_token_id),
-            project_id: Some(Nilable(identity.project_id.as_deref())),
-            actor_type: Some(&identity.actor_type),
-            protocol_version: Some(asked.version),
-            restored_subscriptions: Some(nolag_protocol::frame::Raw(&[0x90])),
-            limits: told,
-            features: asked.features.names(),
-            retry_after_ms: None,
-        }));
+        // What the connection held under an earlier identity (kraken profile) it has let go of with its seat.
+        let remembered =
+            self.broker.resume.hold(&identity.actor_token_id, asked.client_id.as_deref(), asked.reconnects);
         self.broker.metrics.auth("success");
         self.counted.dec();
         self.counted = self.broker.metrics.connections(Proven::authenticated);
         self.counted.inc();
         let now = Instant::now();
         let expires_at = self.end_of(&identity);
-        if asked.features.has(Feature::Batch) {
-            self.outgoing.pack_from_now();
-        }
         self.state = State::Live(Box::new(Live {
             actor: identity.actor_token_id.as_str().into(),
-            identity,
+            identity: identity.clone(),
             version: asked.version,
             features: asked.features,
             client_id: asked.client_id,
             limits,
             subscriptions,
+            remembered,
             rooms,
             lobbies,
             validated: now,
@@ -428,6 +423,24 @@ impl Session {
             revalidate_at: now + self.revalidation_patience(),
             seat,
         }));
+        let (interests, restored) = if asked.reconnects { self.restored() } else { (Vec::new(), vec![0x90]) };
+        self.outgoing.push(self.broker.metrics.encoded(AuthReply {
+            success: true,
+            error: None,
+            actor_token_id: Some(&identity.actor_token_id),
+            project_id: Some(Nilable(identity.project_id.as_deref())),
+            actor_type: Some(&identity.actor_type),
+            protocol_version: Some(asked.version),
+            restored_subscriptions: Some(Raw(&restored)),
+            limits: told,
+            features: asked.features.names(),
+            retry_after_ms: None,
+        }));
+        if asked.features.has(Feature::Batch) {
+            self.outgoing.pack_from_now();
+        }
+        // Nothing of this is written before this function ends, so the reply does not come before they are in force.
+        self.restore(interests);
         self.schedule();
     }
 

@@ -7,9 +7,10 @@ use bytes::Bytes;
 use nolag_protocol::features::{Feature, Features};
 use nolag_protocol::filter::{self, FilterError};
 use nolag_protocol::frame::{
-    FiltersUpdated, Lenient, Publish, Qos, Raw, SetFilters, Subscribe, Subscribed, Unsubscribed,
+    ClientFrame, FiltersUpdated, Lenient, Publish, Qos, Raw, SetFilters, Subscribe, Subscribed, Unsubscribed,
 };
 use nolag_protocol::grant::{self, Operation, Resolution};
+use nolag_protocol::msgpack::{Token, write};
 use nolag_protocol::topic::{self, MAX_TOPIC_BYTES};
 use nolag_protocol::trace::is_traceparent;
 use nolag_protocol::{MAX_MESSAGE_BYTES, codes};
@@ -18,6 +19,7 @@ use uuid::Uuid;
 use super::requests::{ENVELOPE_BYTES, Relayed, relayed};
 use super::session::{Context, Live, Session};
 use crate::hub::{Envelope, Interest, Join, Joined, Origin, Publication, Reply};
+use crate::resume;
 use crate::store::Full;
 
 /// How many subscriptions a connection may hold: more than anybody needs, and some 50 MB of memory.
@@ -64,6 +66,16 @@ impl Live {
     }
 }
 
+/// Why a subscribe is refused.
+enum Refused {
+    Topic(topic::TopicError),
+    Malformed(String),
+    Denied,
+    Filters(FilterError),
+    /// As kraken does with what it does not understand.
+    Silently,
+}
+
 impl Session {
     /// Tells that an address is outside the grants, in the words of the negotiated version.
     fn denied(&mut self, context: Context<'_>) {
@@ -80,46 +92,49 @@ impl Session {
         self.error(codes::INVALID_TOPIC, Context { detail: Some(&detail), ..context });
     }
 
-    pub(super) fn subscribe(&mut self, subscribe: &Subscribe<'_>) {
-        let msg_ref = self.echoed(subscribe.msg_ref);
-        let context = Context { topic: Some(subscribe.topic), msg_ref, ..Context::default() };
-        if self.extended()
-            && let Err(error) = topic::check_subscribe(subscribe.topic)
-        {
-            return self.invalid_topic(error, context);
+    /// What a subscribe asks for, by today's grants.
+    fn wanted(&mut self, subscribe: &Subscribe<'_>) -> Result<Interest, Refused> {
+        let extended = self.extended();
+        if extended {
+            topic::check_subscribe(subscribe.topic).map_err(Refused::Topic)?;
         }
         let group = match subscribe.group() {
+            Err(fault) if extended => return Err(Refused::Malformed(fault.to_string())),
+            Err(_) => return Err(Refused::Silently),
             Ok(group) => group,
-            Err(fault) => {
-                let detail = fault.to_string();
-                if self.extended() {
-                    self.error(codes::INVALID_MESSAGE, Context { detail: Some(&detail), ..context });
-                }
-                return;
-            }
         };
-        if self.extended()
+        if extended
             && let Some(Some(name)) = group
             && let Err(error) = topic::check_group(name)
         {
-            let detail = format!("loadBalanceGroup is not well formed: {error}");
-            return self.error(codes::INVALID_MESSAGE, Context { detail: Some(&detail), ..context });
+            return Err(Refused::Malformed(format!("loadBalanceGroup is not well formed: {error}")));
         }
         let keys = self.keys(subscribe.filters);
-        let Some(live) = self.live() else { return };
+        let Some(live) = self.live() else { return Err(Refused::Silently) };
         let group = group.map(|name| name.unwrap_or(&live.actor));
-        let Some(mut interest) = live.interest(subscribe.topic.into(), Vec::new(), group) else {
-            return self.denied(context);
-        };
-        match keys {
-            Ok(keys) => interest.keys = keys,
-            Err(error) => return self.filters_refused(error, context),
-        }
+        let interest = live.interest(subscribe.topic.into(), Vec::new(), group).ok_or(Refused::Denied)?;
+        let keys = keys.map_err(Refused::Filters)?;
         if live.subscriptions.len() >= MAX_SUBSCRIPTIONS && !live.subscriptions.contains_key(subscribe.topic)
         {
-            let detail = Some("a connection holds at most 100,000 subscriptions");
-            return self.error(codes::INVALID_MESSAGE, Context { detail, ..context });
+            return Err(Refused::Malformed("a connection holds at most 100,000 subscriptions".to_owned()));
         }
+        Ok(Interest { keys, ..interest })
+    }
+
+    pub(super) fn subscribe(&mut self, subscribe: &Subscribe<'_>) {
+        let msg_ref = self.echoed(subscribe.msg_ref);
+        let context = Context { topic: Some(subscribe.topic), msg_ref, ..Context::default() };
+        let interest = match self.wanted(subscribe) {
+            Ok(interest) => interest,
+            Err(Refused::Topic(error)) => return self.invalid_topic(error, context),
+            Err(Refused::Malformed(detail)) => {
+                return self.error(codes::INVALID_MESSAGE, Context { detail: Some(&detail), ..context });
+            }
+            Err(Refused::Denied) => return self.denied(context),
+            Err(Refused::Filters(error)) => return self.filters_refused(error, context),
+            Err(Refused::Silently) => return,
+        };
+        let Some(live) = self.live() else { return };
         let recovers = live.features.has(Feature::Recover);
         let history = match subscribe.history.filter(|_| recovers) {
             Some(count @ 1..=MAX_HISTORY) => usize::try_from(count).ok(),
@@ -129,11 +144,12 @@ impl Session {
             }
             None => None,
         };
+        live.remembered.remember(&interest.topic, subscribe);
         let load_balance = Some(interest.group.is_some());
         let metrics = self.broker.metrics.clone();
         let recover = subscribe.recover.filter(|_| recovers);
         self.put(interest, Join { recover, history, ..Join::default() }, |joined| {
-            metrics.encoded(Subscribed {
+            Some(metrics.encoded(Subscribed {
                 topic: subscribe.topic,
                 load_balance,
                 epoch: joined.map(|joined| joined.epoch),
@@ -141,12 +157,55 @@ impl Session {
                 recovered: joined.and_then(|joined| joined.recovered),
                 gap: joined.and_then(|joined| joined.gap),
                 msg_ref,
-            })
+            }))
         });
     }
 
+    /// What a reconnecting client asks to have restored (wire protocol 17): the backend's list of the actor where it has one, else
+    /// what is remembered of the client. What today's grants refuse is forgotten without a word (C-086, C-087).
+    /// Returns the array of entries too.
+    pub(super) fn restored(&mut self) -> (Vec<Interest>, Vec<u8>) {
+        let (mut interests, mut entries) = (Vec::new(), Vec::new());
+        let Some(live) = self.live() else { return (interests, entries) };
+        let listed = live.identity.active_subscriptions.iter().map(|frame| frame.clone().into_boxed_slice());
+        let mut frames: Vec<Box<[u8]>> = listed.collect();
+        if frames.is_empty() {
+            frames = live.remembered.frames();
+        }
+        for frame in frames {
+            let Ok(ClientFrame::Subscribe(subscribe)) = ClientFrame::decode(&frame) else { continue };
+            match self.wanted(&subscribe) {
+                Ok(interest) if entries.len() + frame.len() + ENVELOPE_BYTES <= MAX_MESSAGE_BYTES / 2 => {
+                    resume::entry(&mut entries, &subscribe);
+                    interests.push(interest);
+                }
+                _ => {
+                    if let Some(live) = self.live() {
+                        live.remembered.forget(subscribe.topic);
+                    }
+                }
+            }
+        }
+        let mut array = Vec::with_capacity(entries.len() + 5);
+        write::token(&mut array, Token::Array(u32::try_from(interests.len()).unwrap_or(u32::MAX)));
+        array.extend_from_slice(&entries);
+        (interests, array)
+    }
+
+    /// Puts restored subscriptions into force; what is retained for them follows.
+    pub(super) fn restore(&mut self, interests: Vec<Interest>) {
+        for interest in interests {
+            self.put(interest, Join::default(), |_| None);
+        }
+    }
+
     /// Puts a subscription in the place of the one of the same topic, if there is one.
-    fn put(&mut self, interest: Interest, join: Join<'_>, reply: impl FnOnce(Option<Joined<'_>>) -> Bytes) {
+    fn put(
+        &mut self,
+        interest: Interest,
+        join: Join<'_>,
+        reply: impl FnOnce(Option<Joined<'_>>) -> Option<Bytes>,
+    ) {
         let (broker, outgoing) = (self.broker.clone(), self.outgoing.clone());
         let Some(live) = self.live() else { return };
         let previous = live.subscriptions.remove(&interest.topic);
@@ -161,8 +220,11 @@ impl Session {
             return;
         }
         let (broker, outgoing) = (self.broker.clone(), self.outgoing.clone());
-        if let Some(subscription) = self.live().and_then(|live| live.subscriptions.remove(topic)) {
-            broker.hub.unsubscribe(&subscription);
+        if let Some(live) = self.live() {
+            live.remembered.forget(topic);
+            if let Some(subscription) = live.subscriptions.remove(topic) {
+                broker.hub.unsubscribe(&subscription);
+            }
         }
         outgoing.push(broker.metrics.encoded(Unsubscribed { topic, reason: None, msg_ref }));
     }
@@ -185,7 +247,10 @@ impl Session {
                     return self.error(codes::INVALID_MESSAGE, Context { detail, ..context });
                 }
                 let join = Join { fresh: true, ..Join::default() };
-                self.put(Interest { keys, ..current }, join, |_| reply);
+                if let Some(live) = self.live() {
+                    live.remembered.set_filters(&current.topic, request.filters);
+                }
+                self.put(Interest { keys, ..current }, join, |_| Some(reply));
             }
             Err(error) => self.filters_refused(error, context),
         }

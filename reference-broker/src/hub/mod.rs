@@ -235,7 +235,7 @@ impl Hub {
         interest: Interest,
         previous: Option<Subscription>,
         join: &Join<'_>,
-        reply: impl FnOnce(Option<Joined<'_>>) -> Bytes,
+        reply: impl FnOnce(Option<Joined<'_>>) -> Option<Bytes>,
     ) -> Subscription {
         let interest = Arc::new(interest);
         let mut state = self.state.lock();
@@ -262,7 +262,9 @@ impl Hub {
             recovered: missed.as_ref().map(Result::is_ok),
             gap: missed.as_ref().and_then(|missed| missed.as_ref().err().copied()),
         });
-        outgoing.push(reply(joined));
+        if let Some(reply) = reply(joined) {
+            outgoing.push(reply);
+        }
         if let Some(missed) = &missed {
             self.metrics.recovered(missed.as_ref().map_or_else(|gap| *gap, |_| "recovered"));
         }

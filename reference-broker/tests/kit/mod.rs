@@ -155,11 +155,11 @@ impl Client {
 
     /// The frames up to the answer to a request sent now; they must be of these types.
     pub async fn settled(&mut self, kinds: &[&str]) -> Vec<Value> {
-        self.send(map! {"type": "getPresence", "msgRef": "settled"}).await;
+        self.send(map! {"type": "getPresence", "roomId": "settled"}).await;
         let mut frames = Vec::new();
         loop {
             let frame = self.next().await;
-            if frame["msgRef"] == Value::from("settled") {
+            if frame["roomId"] == Value::from("settled") {
                 break;
             }
             frames.push(frame);

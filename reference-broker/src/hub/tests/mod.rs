@@ -61,7 +61,7 @@ fn hub(settings: &Settings) -> Hub {
 
 /// Subscribes, with an empty frame for a reply.
 fn subscribe(hub: &Hub, outgoing: &Arc<Outgoing>, interest: Interest) -> Subscription {
-    hub.subscribe(outgoing, interest, None, &Join::default(), |_| Bytes::new())
+    hub.subscribe(outgoing, interest, None, &Join::default(), |_| Some(Bytes::new()))
 }
 
 /// All frames that are queued for a connection.

@@ -24,7 +24,7 @@ fn join(hub: &Hub, outgoing: &Arc<Outgoing>, interest: Interest, join: &Join<'_>
     let subscription = hub.subscribe(outgoing, interest, None, join, |joined| {
         let Joined { epoch, seq, recovered, gap } = joined.expect("the feature is granted");
         answer = Some(Answer { epoch: epoch.to_owned(), seq, recovered, gap });
-        Bytes::new()
+        Some(Bytes::new())
     });
     (subscription, answer.unwrap())
 }
@@ -225,7 +225,7 @@ fn groups_and_others() {
     let plain = subscriber(3);
     let _plain = hub.subscribe(&plain, interest("a", Vec::new(), true), None, &Join::default(), |joined| {
         assert!(joined.is_none());
-        Bytes::new()
+        Some(Bytes::new())
     });
     publish(&hub, "app/a", 1);
     let frames = drain(&plain);
