@@ -436,6 +436,14 @@ impl Session {
         self.fx.features.has(Feature::Batch)
     }
 
+    /// The transport does not take what it is given, or takes it again: publishes stay in their queue meanwhile, within its bounds
+    /// (client-api 12.1). A new transport takes all.
+    pub fn hold_publishes(&mut self, now: Duration, hold: bool) {
+        self.begin(now);
+        self.outbox.congested = hold;
+        self.end();
+    }
+
     /// A deadline has come.
     pub fn wake(&mut self, now: Duration) {
         self.begin(now);
@@ -452,6 +460,11 @@ impl Session {
     /// Whether the host may read on: not while too many messages are handed out and not reported (client-api 12.1).
     pub fn wants_input(&self) -> bool {
         self.inbox.has_room(&self.options)
+    }
+
+    /// Whether an answer of the broker's is awaited.
+    pub fn awaits_answer(&self) -> bool {
+        self.requests.len() > 0 || self.outbox.depth().in_flight > 0
     }
 
     /// Where the connection stands.

@@ -87,6 +87,8 @@ pub struct Depth {
 /// All publishes that are not settled.
 pub(super) struct Outbox {
     line: Line,
+    /// The transport does not take what it is given.
+    pub(super) congested: bool,
     waiting: VecDeque<Entry>,
     waiting_bytes: usize,
     /// Calls that wait for room, where the policy is to hold them.
@@ -107,6 +109,7 @@ impl Outbox {
     pub(super) fn new(options: &Options) -> Self {
         Self {
             line: Line::Held,
+            congested: false,
             waiting: VecDeque::new(),
             waiting_bytes: 0,
             held: VecDeque::new(),
@@ -216,6 +219,7 @@ impl Outbox {
 
     /// A connection is there: its limits count from now on. Nothing is written until [`Outbox::open`].
     pub(super) fn connected(&mut self, limits: Option<Limits>) {
+        self.congested = false;
         self.max_payload = limits.and_then(|limits| limits.max_payload_bytes).filter(|limit| *limit > 0);
         self.pace = match limits.map(|limits| limits.publishes_per_second) {
             Some(None | Some(0)) => Pace::unlimited(),
@@ -242,6 +246,7 @@ impl Outbox {
             self.line = Line::Open;
         }
         while self.line == Line::Open
+            && !self.congested
             && fx.link.is_some()
             && self.in_flight.len() < options.max_in_flight.max(1)
         {
@@ -511,7 +516,7 @@ impl Outbox {
         let line = match self.line {
             Line::Held => None,
             Line::Stopped(until) => self.in_flight.is_empty().then_some(until),
-            Line::Open if self.in_flight.len() >= options.max_in_flight.max(1) => None,
+            Line::Open if self.congested || self.in_flight.len() >= options.max_in_flight.max(1) => None,
             Line::Open => self.waiting.front().map(|first| {
                 let pace = self.pace.next(now);
                 if first.offline { pace.max(self.drain_pace.next(now)) } else { pace }
