@@ -82,6 +82,8 @@ pub struct Depth {
     pub in_flight: usize,
     /// Calls that wait for room in the queue.
     pub held: usize,
+    /// For how long the oldest message waits.
+    pub oldest: Option<Duration>,
 }
 
 /// All publishes that are not settled.
@@ -533,8 +535,14 @@ impl Outbox {
         earlier(earlier(line, answers), earlier(flushes, expiry))
     }
 
-    pub(super) fn depth(&self) -> Depth {
+    /// How many wait for their answer.
+    pub(super) fn in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    pub(super) fn depth(&self, now: Duration) -> Depth {
         Depth {
+            oldest: self.waiting.front().map(|first| now.saturating_sub(first.called)),
             queued: self.waiting.len(),
             queued_bytes: self.waiting_bytes,
             in_flight: self.in_flight.len(),
@@ -546,7 +554,10 @@ impl Outbox {
 impl Entry {
     fn fail(self, fx: &mut Effects, error: Error) {
         match error {
-            Error::Queue { .. } => fx.counts.queue_dropped += 1,
+            Error::Queue { what, .. } => {
+                fx.counts.queue_dropped += 1;
+                fx.counts.queue_expired += u64::from(what == "queue_expired");
+            }
             _ => fx.counts.publish_failures += 1,
         }
         match self.request {
@@ -557,6 +568,10 @@ impl Entry {
 
     fn succeed(self, fx: &mut Effects, outcome: Outcome, level: Option<String>, written: Duration) {
         fx.counts.published += 1;
+        fx.counts.published_again += u64::from(outcome == Outcome::Duplicate);
+        if outcome != Outcome::Written {
+            fx.counts.publish_latency = Some(fx.now.saturating_sub(written));
+        }
         let Some(request) = self.request else { return };
         let receipt = Receipt {
             msg_ref: self.msg_ref,
