@@ -8,7 +8,7 @@ use futures_util::{SinkExt as _, StreamExt as _};
 use nolag_core::Client;
 use nolag_core::driver::memory::{Memory, ServerEnd};
 use nolag_core::event::{Event, State};
-use nolag_core::options::ReceiveOverflow;
+use nolag_core::options::{Qos, ReceiveOverflow};
 use nolag_protocol::frame::{ClientFrame, ServerFrame};
 use tokio::sync::mpsc::Receiver;
 use tokio_tungstenite::WebSocketStream;
@@ -274,4 +274,82 @@ async fn a_pause_is_no_loss() {
     // From then on a silence is one again.
     assert!(tokio::time::timeout(Duration::from_secs(45), messages.next()).await.is_err());
     assert_ne!(client.state(), State::Connected);
+}
+
+/// FC-20, client-api 12.1: a loop that publishes for each message gets its answers, though they lie behind more messages than it has
+/// room for.
+#[tokio::test(start_paused = true)]
+async fn publishing_in_the_loop_that_reads() {
+    let (transport, mut queue) = Memory::new();
+    let client = Client::builder("t").transport(transport).build().unwrap();
+    let answering = tokio::spawn({
+        let client = client.clone();
+        async move {
+            client.connect().await.unwrap();
+            let mut messages = client.subscribe("t").buffer(2).await.unwrap();
+            for n in 0..100 {
+                let message = messages.next().await.unwrap().unwrap();
+                assert_eq!(message.decode::<u64>().unwrap(), n);
+                client.publish("answers", &n).await.unwrap();
+            }
+        }
+    });
+    let mut peer = Peer::accept(&mut queue).await;
+    peer.welcome().await;
+    for n in 0..100 {
+        peer.send(message("t", Some(&format!("m-{n}")), &number(n))).await;
+    }
+    let mut answered = 0;
+    while answered < 100 {
+        if let ClientFrame::Publish(frame) = ClientFrame::decode(&peer.read().await.unwrap()).unwrap() {
+            assert_eq!(kit::value(frame.data.bytes), answered);
+            peer.send(published(frame.topic, frame.msg_ref.0)).await;
+            answered += 1;
+        }
+    }
+    answering.await.unwrap();
+}
+
+/// Client-api 12.1, 12.2, API-006: a peer that takes nothing holds publishes back in their queue, and a disconnect not at all.
+#[tokio::test(start_paused = true)]
+async fn a_peer_that_takes_nothing() {
+    let (transport, mut queue) = Memory::new();
+    let client = Client::builder("t").transport(transport).build().unwrap();
+    let connecting = tokio::spawn({
+        let client = client.clone();
+        async move { client.connect().await }
+    });
+    let mut peer = Peer::accept(&mut queue).await;
+    peer.read().await.unwrap();
+    peer.send(accepted()).await;
+    connecting.await.unwrap().unwrap();
+    let payload = kit::pack(&rmpv::Value::Binary(vec![7; 100_000]));
+    let publish_50 = || -> Vec<_> {
+        let publish = || client.publish_bytes("t", payload.clone()).qos(Qos::AtMostOnce).into_future();
+        (0..50).map(|_| tokio::spawn(publish())).collect()
+    };
+    let publishes = publish_50();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let held = client.stats().outbox.queued;
+    assert!((35..50).contains(&held), "about a megabyte is on its way: {held} are not");
+    // It reads again.
+    for _ in 0..50 {
+        peer.read().await.unwrap();
+    }
+    for publish in publishes {
+        publish.await.unwrap().unwrap();
+    }
+    let publishes = publish_50();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let held = client.stats().outbox.queued;
+    tokio::time::timeout(Duration::from_secs(1), client.disconnect()).await.unwrap().unwrap();
+    assert_eq!(client.state(), State::Closed);
+    let mut failed = 0;
+    for publish in publishes {
+        if let Err(error) = publish.await.unwrap() {
+            assert_eq!(error.code(), "closed");
+            failed += 1;
+        }
+    }
+    assert!(failed == held && failed > 35, "{failed} of {held}");
 }

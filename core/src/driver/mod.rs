@@ -34,10 +34,12 @@ use crate::{Error, Options};
 use outbound::Outbound;
 use runtime::{Alarm, Clock, Naps};
 
-/// How many bytes may wait for the transport before the session's publishes are held back by not reading calls.
-const MAX_WRITE_BYTES: usize = 1 << 20;
 /// How many inputs are taken before what has gathered goes out.
 const MAX_TURN: u32 = 256;
+/// How much is read although nobody takes it, in bytes, where an answer is awaited.
+const MAX_AHEAD: usize = 2 << 20;
+/// What a message takes beside its bytes, about.
+const UPKEEP: usize = 256;
 /// How long a transport has to take the last frames and the close.
 const LINGER: Duration = Duration::from_secs(2);
 
@@ -63,8 +65,8 @@ pub trait Host: Send + 'static {
     fn wants_frames(&self) -> bool {
         false
     }
-    /// Whether it takes more messages. While it does not, nothing is read, so that TCP slows the broker down. It is asked
-    /// after [`Handle::poke`].
+    /// Whether it takes more messages. While it does not, nothing is read, so that TCP slows the broker down; but for 2 MiB while
+    /// an answer is awaited, which may be what keeps the host. It is asked after [`Handle::poke`].
     fn has_room(&self) -> bool;
 }
 
@@ -187,6 +189,8 @@ struct Driver<H> {
     fetching: Option<(u64, TokenFuture)>,
     alarm: Alarm,
     endings: Vec<Ending>,
+    /// How much was read since there was room for it, in bytes.
+    ahead: usize,
     /// Inputs since the turn began.
     taken: u32,
     /// The time, as of the last input that was no message.
@@ -231,6 +235,7 @@ pub(crate) fn drive_seeded<H: Host>(
         fetching: None,
         alarm: Alarm::default(),
         endings: Vec::new(),
+        ahead: 0,
         taken: 0,
         now: Duration::ZERO,
         closing: false,
@@ -349,43 +354,62 @@ impl<H: Host> Driver<H> {
 
     /// Carries out what the session wants, in order.
     fn perform(&mut self) {
-        while let Some(output) = self.session.poll() {
-            match output {
-                Output::OpenTransport { link } => self.wire = Wire::Opening(link, self.transport.open()),
-                Output::Send { link, frame } => {
-                    if let Wire::Open { id, out, .. } = &mut self.wire
-                        && *id == link
-                    {
-                        if self.host.wants_frames() {
-                            let kind = ClientFrame::decode(&frame).ok().and_then(|frame| frame.known_kind());
-                            self.host.frame(true, kind_of(&frame, kind), frame.len());
-                        }
-                        out.push(frame, self.session.may_batch());
-                    }
-                }
-                Output::CloseTransport { code, reason, abort, .. } => {
-                    if let Wire::Open { link, out, .. } = std::mem::replace(&mut self.wire, Wire::None)
-                        && !abort
-                    {
-                        self.endings.push(Box::pin(part(link, out, code, reason)));
-                    }
-                }
-                Output::NeedToken { call, request } => {
-                    if let Some(provider) = &self.provider {
-                        self.fetching = Some((call, provider(request)));
-                    }
-                }
-                Output::WakeAt(at) => self.alarm.set(at),
-                Output::Event(event) => {
-                    log(&event);
-                    self.host.event(event);
-                }
-                Output::Complete { request, result } => {
-                    self.shared.open.fetch_sub(1, Ordering::Relaxed);
-                    self.host.complete(request, result);
-                }
+        loop {
+            while let Some(output) = self.session.poll() {
+                self.carry_out(output);
+            }
+            if self.tell_congestion().is_none() {
+                return;
             }
         }
+    }
+
+    fn carry_out(&mut self, output: Output) {
+        match output {
+            Output::OpenTransport { link } => self.wire = Wire::Opening(link, self.transport.open()),
+            Output::Send { link, frame } => {
+                if let Wire::Open { id, out, .. } = &mut self.wire
+                    && *id == link
+                {
+                    if self.host.wants_frames() {
+                        let kind = ClientFrame::decode(&frame).ok().and_then(|frame| frame.known_kind());
+                        self.host.frame(true, kind_of(&frame, kind), frame.len());
+                    }
+                    out.push(frame, self.session.may_batch());
+                }
+            }
+            Output::CloseTransport { code, reason, abort, .. } => {
+                if let Wire::Open { link, out, .. } = std::mem::replace(&mut self.wire, Wire::None)
+                    && !abort
+                {
+                    self.endings.push(Box::pin(part(link, out, code, reason)));
+                }
+            }
+            Output::NeedToken { call, request } => {
+                if let Some(provider) = &self.provider {
+                    self.fetching = Some((call, provider(request)));
+                }
+            }
+            Output::WakeAt(at) => self.alarm.set(at),
+            Output::Event(event) => {
+                log(&event);
+                self.host.event(event);
+            }
+            Output::Complete { request, result } => {
+                self.shared.open.fetch_sub(1, Ordering::Relaxed);
+                self.host.complete(request, result);
+            }
+        }
+    }
+
+    /// Tells the session whether the transport takes what it is given, where that has changed.
+    fn tell_congestion(&mut self) -> Option<bool> {
+        let Wire::Open { out, .. } = &mut self.wire else { return None };
+        let turned = out.turned_full();
+        if let Some(full) = turned {
+            self.session.hold_publishes(self.clock.now(), full);
+        }
+        turned
     }
 
     /// The next input. When nothing is ready, or much has been taken, the turn ends first: what has gathered is written and
@@ -405,7 +429,11 @@ impl<H: Host> Driver<H> {
         *lock(&self.shared.stats) = self.session.stats();
         self.host.flush();
         self.session.shrink();
-        let failed = self.write(cx);
+        let mut failed = self.write(cx);
+        while self.tell_congestion().is_some() {
+            self.perform();
+            failed = self.write(cx);
+        }
         self.endings.retain_mut(|ending| ending.as_mut().poll(cx).is_pending());
         if more || failed { self.poll_ready(cx) } else { Poll::Pending }
     }
@@ -414,9 +442,9 @@ impl<H: Host> Driver<H> {
     /// what the handles ask, which a busy transport would hold up.
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Input> {
         if self.taken == 0
-            && let Poll::Ready(input) = self.poll_command(cx)
+            && let Poll::Ready(command) = self.commands.poll_recv(cx)
         {
-            return Poll::Ready(input);
+            return Poll::Ready(Input::Command(command));
         }
         match &mut self.wire {
             Wire::None => {}
@@ -426,10 +454,19 @@ impl<H: Host> Driver<H> {
                 }
             }
             Wire::Open { id, link, broken, .. } => {
-                if self.session.wants_input()
-                    && self.host.has_room()
+                let has_room = self.session.wants_input() && self.host.has_room();
+                if has_room {
+                    self.ahead = 0;
+                }
+                // Whoever handles a message may be waiting for an answer that lies behind others.
+                if (has_room || self.ahead < MAX_AHEAD && self.session.awaits_answer())
                     && let Poll::Ready(received) = link.poll_read(cx)
                 {
+                    if let Received::Frame(message) = &received
+                        && !has_room
+                    {
+                        self.ahead += message.len() + UPKEEP;
+                    }
                     return Poll::Ready(Input::Received(*id, received));
                 }
                 if let Some(reason) = broken.take() {
@@ -444,14 +481,6 @@ impl<H: Host> Driver<H> {
         }
         if self.alarm.poll(self.clock, cx).is_ready() {
             return Poll::Ready(Input::Deadline);
-        }
-        self.poll_command(cx)
-    }
-
-    fn poll_command(&mut self, cx: &mut Context<'_>) -> Poll<Input> {
-        let congested = matches!(&self.wire, Wire::Open { out, .. } if out.bytes() > MAX_WRITE_BYTES);
-        if congested {
-            return Poll::Pending; // the transport wakes us when it has room
         }
         self.commands.poll_recv(cx).map(Input::Command)
     }

@@ -10,6 +10,9 @@ use super::{Link, Outgoing};
 /// The most bytes of a message that several frames share; a larger frame goes alone.
 const MAX_BATCH_BYTES: usize = 64 * 1024;
 
+/// With more than this waiting, in bytes, publishes are held back (client-api 12.1).
+const FULL: usize = 1 << 20;
+
 /// What waits for the transport, in order.
 #[derive(Default)]
 pub(super) struct Outbound {
@@ -17,6 +20,8 @@ pub(super) struct Outbound {
     bytes: usize,
     /// Frames may share a message.
     batch: bool,
+    /// There was more than [`FULL`], and still is more than half of it.
+    full: bool,
 }
 
 impl Outbound {
@@ -31,9 +36,10 @@ impl Outbound {
         self.frames.is_empty()
     }
 
-    /// How much waits, in bytes.
-    pub(super) fn bytes(&self) -> usize {
-        self.bytes
+    /// Whether publishes are to be held back, where that has changed since it was last asked.
+    pub(super) fn turned_full(&mut self) -> Option<bool> {
+        let full = if self.full { self.bytes > FULL / 2 } else { self.bytes > FULL };
+        (std::mem::replace(&mut self.full, full) != full).then_some(full)
     }
 
     /// Hands the link all that it takes, and flushes once.
@@ -87,12 +93,12 @@ mod tests {
         for (n, size) in sizes.iter().enumerate() {
             out.push(vec![u8::try_from(n).unwrap(); *size].into(), batch);
         }
-        assert_eq!(out.bytes(), sizes.iter().sum::<usize>());
+        assert_eq!(out.bytes, sizes.iter().sum::<usize>());
         let messages: Vec<_> = std::iter::from_fn(|| out.next_message()).collect();
         let sent = messages.concat();
         let expected: Vec<u8> =
             sizes.iter().enumerate().flat_map(|(n, size)| vec![u8::try_from(n).unwrap(); *size]).collect();
-        assert_eq!((sent, out.bytes()), (expected, 0), "all of it, in order");
+        assert_eq!((sent, out.bytes), (expected, 0), "all of it, in order");
         messages.iter().map(Bytes::len).collect()
     }
 

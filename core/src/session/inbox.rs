@@ -218,6 +218,7 @@ impl Inbox {
         message: HandedOut,
         succeeded: bool,
     ) {
+        fx.counts.handler_errors += u64::from(!succeeded);
         if message.is_followed {
             // A failure is reported, and does not hold the position up: one message that always fails would end recovery.
             subscriptions.handled(&message.topic, message.delivery);

@@ -321,12 +321,20 @@ pub struct Stats {
     pub bytes_out: u64,
     /// Publishes that succeeded.
     pub published: u64,
+    /// Of those, the ones that the broker had accepted before.
+    pub published_again: u64,
+    /// From the last writing of the publish that was answered last to its answer.
+    pub publish_latency: Option<Duration>,
     /// Publishes that failed, but for those that the queue could not keep.
     pub publish_failures: u64,
     /// Publishes that the queue could not keep.
     pub queue_dropped: u64,
+    /// Of those, the ones that had waited for too long.
+    pub queue_expired: u64,
     /// Messages that were handed out.
     pub received: u64,
+    /// Messages whose handler failed.
+    pub handler_errors: u64,
     /// Subscriptions that missed messages.
     pub gaps: u64,
     /// Messages that were acknowledged.
@@ -436,6 +444,14 @@ impl Session {
         self.fx.features.has(Feature::Batch)
     }
 
+    /// The transport does not take what it is given, or takes it again: publishes stay in their queue meanwhile, within its bounds
+    /// (client-api 12.1). A new transport takes all.
+    pub fn hold_publishes(&mut self, now: Duration, hold: bool) {
+        self.begin(now);
+        self.outbox.congested = hold;
+        self.end();
+    }
+
     /// A deadline has come.
     pub fn wake(&mut self, now: Duration) {
         self.begin(now);
@@ -452,6 +468,11 @@ impl Session {
     /// Whether the host may read on: not while too many messages are handed out and not reported (client-api 12.1).
     pub fn wants_input(&self) -> bool {
         self.inbox.has_room(&self.options)
+    }
+
+    /// Whether an answer of the broker's is awaited.
+    pub fn awaits_answer(&self) -> bool {
+        self.requests.len() > 0 || self.outbox.in_flight() > 0
     }
 
     /// Where the connection stands.
@@ -509,7 +530,7 @@ impl Session {
             _ => None,
         };
         Stats {
-            outbox: self.outbox.depth(),
+            outbox: self.outbox.depth(self.fx.now),
             duplicates: self.inbox.duplicates(),
             round_trip,
             pending_requests: self.requests.len(),

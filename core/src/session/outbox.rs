@@ -82,11 +82,15 @@ pub struct Depth {
     pub in_flight: usize,
     /// Calls that wait for room in the queue.
     pub held: usize,
+    /// For how long the oldest message waits.
+    pub oldest: Option<Duration>,
 }
 
 /// All publishes that are not settled.
 pub(super) struct Outbox {
     line: Line,
+    /// The transport does not take what it is given.
+    pub(super) congested: bool,
     waiting: VecDeque<Entry>,
     waiting_bytes: usize,
     /// Calls that wait for room, where the policy is to hold them.
@@ -107,6 +111,7 @@ impl Outbox {
     pub(super) fn new(options: &Options) -> Self {
         Self {
             line: Line::Held,
+            congested: false,
             waiting: VecDeque::new(),
             waiting_bytes: 0,
             held: VecDeque::new(),
@@ -216,6 +221,7 @@ impl Outbox {
 
     /// A connection is there: its limits count from now on. Nothing is written until [`Outbox::open`].
     pub(super) fn connected(&mut self, limits: Option<Limits>) {
+        self.congested = false;
         self.max_payload = limits.and_then(|limits| limits.max_payload_bytes).filter(|limit| *limit > 0);
         self.pace = match limits.map(|limits| limits.publishes_per_second) {
             Some(None | Some(0)) => Pace::unlimited(),
@@ -242,6 +248,7 @@ impl Outbox {
             self.line = Line::Open;
         }
         while self.line == Line::Open
+            && !self.congested
             && fx.link.is_some()
             && self.in_flight.len() < options.max_in_flight.max(1)
         {
@@ -511,7 +518,7 @@ impl Outbox {
         let line = match self.line {
             Line::Held => None,
             Line::Stopped(until) => self.in_flight.is_empty().then_some(until),
-            Line::Open if self.in_flight.len() >= options.max_in_flight.max(1) => None,
+            Line::Open if self.congested || self.in_flight.len() >= options.max_in_flight.max(1) => None,
             Line::Open => self.waiting.front().map(|first| {
                 let pace = self.pace.next(now);
                 if first.offline { pace.max(self.drain_pace.next(now)) } else { pace }
@@ -528,8 +535,14 @@ impl Outbox {
         earlier(earlier(line, answers), earlier(flushes, expiry))
     }
 
-    pub(super) fn depth(&self) -> Depth {
+    /// How many wait for their answer.
+    pub(super) fn in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    pub(super) fn depth(&self, now: Duration) -> Depth {
         Depth {
+            oldest: self.waiting.front().map(|first| now.saturating_sub(first.called)),
             queued: self.waiting.len(),
             queued_bytes: self.waiting_bytes,
             in_flight: self.in_flight.len(),
@@ -541,7 +554,10 @@ impl Outbox {
 impl Entry {
     fn fail(self, fx: &mut Effects, error: Error) {
         match error {
-            Error::Queue { .. } => fx.counts.queue_dropped += 1,
+            Error::Queue { what, .. } => {
+                fx.counts.queue_dropped += 1;
+                fx.counts.queue_expired += u64::from(what == "queue_expired");
+            }
             _ => fx.counts.publish_failures += 1,
         }
         match self.request {
@@ -552,6 +568,10 @@ impl Entry {
 
     fn succeed(self, fx: &mut Effects, outcome: Outcome, level: Option<String>, written: Duration) {
         fx.counts.published += 1;
+        fx.counts.published_again += u64::from(outcome == Outcome::Duplicate);
+        if outcome != Outcome::Written {
+            fx.counts.publish_latency = Some(fx.now.saturating_sub(written));
+        }
         let Some(request) = self.request else { return };
         let receipt = Receipt {
             msg_ref: self.msg_ref,
