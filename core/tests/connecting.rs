@@ -272,6 +272,29 @@ fn a_disconnect_frame() {
     assert!(rig.wait_for_attempt() >= Duration::from_secs(7), "API-023");
 }
 
+/// F-16: 10,000 clients that a broker sends away, told what `nolag-broker` tells them: one may come back every half millisecond,
+/// the first after the wait that all have by themselves. No 100 ms hold more than 5 % of the returns.
+#[test]
+fn a_drain_brings_nobody_back_together() {
+    const CLIENTS: u64 = 10_000;
+    let mut returns: Vec<Duration> = (0..CLIENTS)
+        .map(|n| {
+            let mut rig = Rig::seeded(quiet(), n);
+            rig.call(Call::Connect);
+            rig.accept();
+            rig.server(Disconnect { reason: "draining", retry_after_ms: Some(500 + 5_000 * n / CLIENTS) });
+            rig.close(1012, "draining");
+            rig.wait_for_attempt()
+        })
+        .collect();
+    returns.sort_unstable();
+    let within = |from: Duration| {
+        returns.partition_point(|at| *at < from + ms(100)) - returns.partition_point(|at| *at < from)
+    };
+    let most = returns.iter().map(|at| within(*at)).max();
+    assert!(most.is_some_and(|most| most <= 500), "{most:?} of 10,000 in 100 ms");
+}
+
 /// API-003, API-010: `connect` joins, and `close` is harmless in any state.
 #[test]
 fn connect_and_close_twice() {
