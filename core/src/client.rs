@@ -70,7 +70,7 @@ impl Client {
         self.call(Call::Connect).await.map(|_| ())
     }
 
-    /// Publishes a value. The future is done when the broker has accepted it, for quality 0 when it is written. Dropping
+    /// Publishes a value, structs as maps. (MessagePack has integers of 64 bits: a `u128` or `i128` travels as 16 bytes.) The future is done when the broker has accepted it, for quality 0 when it is written. Dropping
     /// the future withdraws a publish that has not been written.
     pub fn publish<T: Serialize + ?Sized>(&self, topic: &str, payload: &T) -> Publish {
         self.publish_encoded(topic, payload::encode(topic, payload))

@@ -49,18 +49,41 @@ impl Message {
 mod tests {
     use super::*;
 
-    /// K-036.
-    #[test]
-    fn bytes_come_as_bytes_or_as_text() {
-        let message = |data: &'static [u8]| Message {
+    fn message(data: impl Into<Bytes>) -> Message {
+        Message {
             delivery: 1,
             topic: "t".into(),
-            data: Bytes::from_static(data),
+            data: data.into(),
             is_replay: false,
             ack_mode: crate::options::AckMode::Auto,
             requires_ack: false,
             frame: Bytes::new(),
-        };
+        }
+    }
+
+    /// K-034, K-035, FC-17, FC-18: integers of 64 bits, text, bytes and floats come back as they were; what does not fit is an error.
+    #[test]
+    fn there_and_back() {
+        fn back<T: Serialize + DeserializeOwned>(value: &T) -> Result<T, Error> {
+            message(encode("t", value)?).decode()
+        }
+        for n in [1, 9_007_199_254_740_991, 9_007_199_254_740_993, u64::MAX] {
+            assert_eq!(back(&n).unwrap(), n);
+        }
+        assert_eq!(message(&[0xcf, 0, 0, 0, 0, 0, 0, 0, 1][..]).decode::<u64>().unwrap(), 1, "however wide");
+        assert_eq!(back(&i64::MIN).unwrap(), i64::MIN);
+        assert!(message(encode("t", &u64::MAX).unwrap()).decode::<i64>().is_err());
+        for text in ["snö ☃", ""] {
+            assert_eq!(back(&text.to_owned()).unwrap(), text);
+        }
+        assert!(message(&[0xca, 0x7f, 0xc0, 0, 0][..]).decode::<f64>().unwrap().is_nan());
+        assert_eq!(back(&(1.0, "a".to_owned(), None::<u8>)).unwrap(), (1.0, "a".to_owned(), None));
+    }
+
+    /// K-036.
+    #[test]
+    fn bytes_come_as_bytes_or_as_text() {
+        let message = |data: &'static [u8]| message(data);
         assert_eq!(message(&[0xc4, 2, 0, 0xff]).bytes().as_deref(), Some(&[0, 0xff][..]));
         assert_eq!(message(&[0xa2, b'o', b'k']).bytes().as_deref(), Some(&b"ok"[..]));
         assert_eq!(message(&[0xc4, 0]).bytes().as_deref(), Some(&[][..]));

@@ -9,7 +9,7 @@ use nolag_core::Client;
 use nolag_core::driver::memory::{Memory, ServerEnd};
 use nolag_core::event::{Event, State};
 use nolag_core::options::{Qos, ReceiveOverflow};
-use nolag_protocol::frame::{ClientFrame, ServerFrame};
+use nolag_protocol::frame::{ClientFrame, PresenceList, ServerFrame};
 use tokio::sync::mpsc::Receiver;
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
@@ -352,4 +352,166 @@ async fn a_peer_that_takes_nothing() {
         }
     }
     assert!(failed == held && failed > 35, "{failed} of {held}");
+}
+
+/// API-080: ten thousand calls that are given up at any moment leave nothing behind: no call, no publish, no subscription.
+#[tokio::test(start_paused = true)]
+async fn calls_given_up_at_random() {
+    let (transport, mut queue) = Memory::new();
+    let client = Client::builder("t").transport(transport).build().unwrap();
+    // A broker that answers everything.
+    tokio::spawn(async move {
+        let mut peer = Peer::accept(&mut queue).await;
+        while let Some(bytes) = peer.read().await {
+            match ClientFrame::decode(&bytes).unwrap() {
+                ClientFrame::Auth(_) => peer.send(accepted()).await,
+                ClientFrame::Subscribe(frame) => peer.send(subscribed(frame.topic)).await,
+                ClientFrame::Unsubscribe(frame) => peer.send(unsubscribed(frame.topic)).await,
+                ClientFrame::Publish(frame) => peer.send(published(frame.topic, frame.msg_ref.0)).await,
+                ClientFrame::GetPresence(frame) => {
+                    let data = nolag_protocol::frame::Data::new(&[0x90]);
+                    let (room_id, msg_ref) = (frame.room_id, frame.msg_ref.0);
+                    peer.send(PresenceList { app: None, room_id, data, truncated: None, msg_ref }).await;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    });
+    client.connect().await.unwrap();
+    let room = client.app("a").unwrap().room("r").unwrap();
+    let mut rng = fastrand::Rng::with_seed(1);
+    for n in 0..10_000 {
+        let topic = format!("t/{}", rng.u8(0..5));
+        let call: std::pin::Pin<Box<dyn Future<Output = ()> + Send>> = match rng.u8(0..4) {
+            0 => {
+                let publish = client.publish(&topic, &n);
+                Box::pin(async move { drop(publish.await) })
+            }
+            1 => {
+                let subscribe = client.subscribe(&topic);
+                Box::pin(async move { drop(subscribe.await) })
+            }
+            2 => Box::pin(async { drop(room.fetch_presence().await) }),
+            _ => Box::pin(async { drop(client.flush(None).await) }),
+        };
+        let patience = async {
+            for _ in 0..rng.u8(0..6) {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            biased;
+            () = call => {}
+            () = patience => {}
+        }
+    }
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let stats = client.stats();
+    assert_eq!((stats.open_calls, stats.pending_requests, stats.topics), (0, 0, 0), "{stats:?}");
+    assert_eq!((stats.outbox.queued, stats.outbox.in_flight), (0, 0));
+    assert!(stats.published > 100, "some were sent: {stats:?}");
+}
+
+/// FC-08, API-079: a topic's readers do not pile up: each message is read once, however often the topic was left and taken up again,
+/// and nobody is left when the last has gone.
+#[tokio::test(start_paused = true)]
+async fn readers_do_not_pile_up() {
+    let (transport, mut queue) = Memory::new();
+    let client = Client::builder("t").transport(transport).build().unwrap();
+    let asking = tokio::spawn({
+        let client = client.clone();
+        async move {
+            client.connect().await.unwrap();
+            for _ in 0..20 {
+                let mut messages = client.subscribe("t").await.unwrap();
+                assert!(messages.next().await.unwrap().is_ok());
+            }
+            client.subscribe("t").await.unwrap()
+        }
+    });
+    let mut peer = Peer::accept(&mut queue).await;
+    let (mut round, mut unsubscribed_from) = (0, 0);
+    while round <= 20 {
+        match ClientFrame::decode(&peer.read().await.unwrap()).unwrap() {
+            ClientFrame::Auth(_) => peer.send(accepted()).await,
+            ClientFrame::Subscribe(frame) => {
+                peer.send(subscribed(frame.topic)).await;
+                peer.send(message("t", None, &number(round))).await;
+                round += 1;
+            }
+            ClientFrame::Unsubscribe(frame) => {
+                peer.send(unsubscribed(frame.topic)).await;
+                unsubscribed_from += 1;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(unsubscribed_from, 20);
+    let mut messages = asking.await.unwrap();
+    assert_eq!(messages.next().await.unwrap().unwrap().decode::<u64>().unwrap(), 20);
+    drop(peer); // cut
+    let mut peer = Peer::accept(&mut queue).await;
+    peer.welcome().await;
+    peer.send(message("t", None, &number(21))).await;
+    assert_eq!(messages.next().await.unwrap().unwrap().decode::<u64>().unwrap(), 21);
+    let more = tokio::time::timeout(Duration::from_secs(1), messages.next()).await;
+    assert!(more.is_err(), "once each");
+    drop(messages);
+    assert_eq!(kit::describe(&peer.read().await.unwrap()), "unsubscribe t");
+}
+
+/// API-041: a value is encoded by the call; what becomes of it afterwards changes nothing.
+#[tokio::test(start_paused = true)]
+async fn a_value_that_changes_later() {
+    let (transport, mut queue) = Memory::new();
+    let client = Client::builder("t").transport(transport).build().unwrap();
+    let mut value = 1;
+    let publish = client.publish("t", &value).into_future();
+    value += 1;
+    let connecting = tokio::spawn({
+        let client = client.clone();
+        async move { client.connect().await.map(|()| value) }
+    });
+    let mut peer = Peer::accept(&mut queue).await;
+    peer.read().await.unwrap();
+    peer.send(accepted()).await;
+    connecting.await.unwrap().unwrap();
+    let publish = tokio::spawn(publish);
+    assert_eq!(peer.serve(1).await, [1]);
+    publish.await.unwrap().unwrap();
+}
+
+/// API-053: fifty thousand messages of two topics, many to a WebSocket message, reach their readers in order.
+#[tokio::test(start_paused = true)]
+async fn many_messages_in_order() {
+    let (transport, mut queue) = Memory::new();
+    let client = Client::builder("t").transport(transport).build().unwrap();
+    let reading = tokio::spawn({
+        let client = client.clone();
+        async move {
+            client.connect().await.unwrap();
+            let (even, odd) =
+                (client.subscribe("even").await.unwrap(), client.subscribe("odd").await.unwrap());
+            let read = |first: u64, messages: nolag_core::client::Subscription| async move {
+                let numbers = messages.take(25_000).map(|message| message.unwrap().decode::<u64>().unwrap());
+                assert!(numbers.collect::<Vec<_>>().await.into_iter().eq((first..50_000).step_by(2)));
+            };
+            tokio::join!(read(0, even), read(1, odd));
+        }
+    });
+    let mut peer = Peer::accept(&mut queue).await;
+    for _ in 0..3 {
+        match ClientFrame::decode(&peer.read().await.unwrap()).unwrap() {
+            ClientFrame::Subscribe(frame) => peer.send(subscribed(frame.topic)).await,
+            _ => peer.send(nolag_protocol::frame::AuthReply { features: vec!["batch"], ..accepted() }).await,
+        }
+    }
+    for first in (0..50_000_u64).step_by(500) {
+        let mut batch = Vec::new();
+        for n in first..first + 500 {
+            message(["even", "odd"][usize::try_from(n % 2).unwrap()], None, &number(n)).encode(&mut batch);
+        }
+        peer.0.send(Message::binary(batch)).await.unwrap();
+    }
+    reading.await.unwrap();
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use nolag_core::error::ConnectionCode;
 use nolag_core::event::{Change, Event, State, Warning};
-use nolag_core::options::{Options, PublishOptions, Qos, Secret, SubscribeOptions};
-use nolag_core::session::{Call, Dispatched, FilterChange, Stats, Transport};
+use nolag_core::options::{Credentials, Options, PublishOptions, Qos, Secret, SubscribeOptions};
+use nolag_core::session::{Call, Dispatched, FilterChange, Hint, Stats, Transport};
 use nolag_protocol::frame::{
     AuthReply, BatchAck, ClientFrame, Data, ErrorReply, PresenceEvent, PresenceList,
 };
@@ -336,6 +336,63 @@ fn another_token() {
     rig.call(Call::Connect);
     rig.open();
     assert_eq!(rig.frames(), ["auth t-2"]);
+}
+
+/// Client-api 11: a provider that hangs has as long as the broker; then the attempt has failed, and the next one asks again.
+#[test]
+fn a_provider_that_hangs() {
+    let mut rig = Rig::new(Options { credentials: Credentials::Provider, ..quiet() });
+    rig.call(Call::Connect);
+    rig.open();
+    rig.wait(Duration::from_secs(10));
+    assert_eq!(rig.errors().last().unwrap().code(), "auth_timeout");
+    assert_eq!((rig.state(), rig.closed.len()), (State::Backoff, 1));
+    let late = rig.token_calls[0].0;
+    rig.wait_for_attempt();
+    rig.open();
+    let token = nolag_core::session::Token { secret: Secret::new("late"), expires_in: None };
+    rig.session.token(rig.now, late, Ok(token));
+    rig.drain();
+    assert!(rig.frames().is_empty(), "an answer to an earlier call is none");
+    rig.token("T2");
+    assert_eq!(rig.frames(), ["auth T2"]);
+}
+
+/// API-068, client-api 10.2: there is one heartbeat at a time, anything that comes answers it, and an echo tells the round trip.
+#[test]
+fn one_heartbeat_at_a_time() {
+    let seconds = Duration::from_secs;
+    let mut rig = Rig::connected(Options {
+        heartbeat_interval: seconds(10),
+        heartbeat_timeout: seconds(60),
+        ..options()
+    });
+    let beats = |rig: &Rig| rig.history.iter().filter(|(_, frame)| frame.is_empty()).count();
+    rig.freeze(seconds(45));
+    assert_eq!(beats(&rig), 1);
+    rig.server(message("nobody's", None, &number(1)));
+    rig.freeze(seconds(10));
+    assert_eq!(beats(&rig), 2);
+    rig.freeze(ms(30));
+    rig.transport(Transport::Frame(Bytes::new()));
+    assert!(rig.session.stats().round_trip.is_some_and(|time| time >= ms(30)));
+    rig.freeze(seconds(65));
+    assert_eq!(rig.state(), State::Connected, "sixty seconds after the third one");
+    rig.freeze(seconds(6));
+    assert_eq!(rig.state(), State::Backoff);
+}
+
+/// Client-api 10.4: what is to be acknowledged is written before the application sleeps.
+#[test]
+fn acknowledged_before_a_sleep() {
+    let mut rig = Rig::connected(Options { ack_batch_interval: Duration::from_secs(5), ..quiet() });
+    rig.subscribed("t");
+    rig.server(message("t", Some("m-1"), &number(1)));
+    let delivery = rig.messages()[0].delivery;
+    rig.session.dispatched(rig.now, Dispatched::UpTo(delivery));
+    rig.session.hint(rig.now, Hint::Suspend);
+    rig.drain();
+    assert_eq!(rig.frames(), ["ack m-1"]);
 }
 
 /// F-15: the bound in a refusal of `auth` counts as well; features 8: 4004 passes.

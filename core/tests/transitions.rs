@@ -292,7 +292,10 @@ fn t12_disconnect() {
         rig
     };
     let connected = || Rig::connected(quiet());
-    for mut rig in vec![connecting(), authenticating(), connected(), in_backoff(), suspended(), closing()] {
+    let states: [&dyn Fn() -> Rig; 6] =
+        [&connecting, &authenticating, &connected, &in_backoff, &suspended, &closing];
+    for state in states {
+        let mut rig = state();
         let before = rig.state();
         let was_up = matches!(before, State::Connected | State::Closing);
         let pending = (before != State::Closing).then(|| rig.publish("t", 1));

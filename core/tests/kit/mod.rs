@@ -268,6 +268,7 @@ impl Rig {
             ClientFrame::Unsubscribe(frame) => frame.msg_ref.0,
             ClientFrame::Presence(frame) => frame.msg_ref.0,
             ClientFrame::GetPresence(frame) => frame.msg_ref.0,
+            ClientFrame::LobbySubscribe(frame) => frame.msg_ref.0,
             other => panic!("{other:?}"),
         }
         .unwrap()
