@@ -1,7 +1,8 @@
 //! Client and broker joined in one process, in virtual time, with a network between them that cuts, delays, freezes and half-opens.
 //!
-//! Both are the real ones, whole: the client with its driver, the broker with its connections. Random schedules of publishes,
-//! subscribes, unsubscribes and clients that come and go, of cuts and of brokers that are killed or drained, end in calm weather. Then
+//! Both are the real ones, whole: the client with its driver, the broker with its connections, on a disk that outlives it or without
+//! one. Random schedules of publishes, subscribes, unsubscribes and clients that come and go, of cuts and of brokers that are killed or
+//! drained, end in calm weather. Then
 //! every call has come to its end; every subscription that is wanted is there, and no other; every publish that was acknowledged has
 //! reached whoever wanted it, once and in order, or a gap was told; and nothing is left over on either side. What of that
 //! the features in force do not promise is not asked for: see [`record::Promise`].
@@ -9,10 +10,13 @@
 //! `NOLAG_SIM_SEED=n cargo test -p nolag-conformance --test joined` replays one schedule and tells its story, `NOLAG_SIM_RUNS=n` sets how
 //! many there are.
 
+mod disk;
 mod network;
 mod place;
 mod presence;
+mod readers;
 mod record;
+mod rest;
 mod world;
 
 use std::cell::Cell;
@@ -67,7 +71,9 @@ fn holds(seed: u64, with_story: bool) -> bool {
 }
 
 /// With features and without (F-01), against both profiles (K-059): every call ends once (API-051, FC-11), subscriptions are there again
-/// (API-027, K-020, FC-06, FC-07), publishes keep their order over losses (K-029, FC-09), and rosters are true (FC-12).
+/// (API-027, K-020, FC-06, FC-07), publishes keep their order over losses (K-029, FC-09) and arrive once (F-09, API-044), what was missed comes
+/// later, once and in order, or a gap says why not (F-03, F-05, F-06, API-035), also in a client that takes the place of another (API-101), and
+/// rosters are true (FC-12).
 #[test]
 fn random_schedules() {
     let number = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));

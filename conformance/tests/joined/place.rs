@@ -11,6 +11,8 @@ use tokio::task::JoinHandle;
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::protocol::Role;
 
+use crate::disk::Disk;
+
 /// How many bytes are under way on the broker's side before a writer has to wait.
 const WIRE_BYTES: usize = 64 * 1024;
 
@@ -20,6 +22,9 @@ pub(crate) const ACTORS: [&str; 3] = ["ann", "ben", "cleo"];
 /// The broker, or none for now.
 pub(crate) struct Place {
     settings: Settings,
+    clock: Clock,
+    /// What outlives a broker, if anything does.
+    disk: Option<Arc<Disk>>,
     running: Mutex<Option<Running>>,
 }
 
@@ -29,17 +34,28 @@ struct Running {
 }
 
 impl Place {
-    pub(crate) fn new(settings: Settings) -> Arc<Self> {
-        let place = Self { settings, running: Mutex::default() };
+    pub(crate) fn new(settings: Settings, disk: Option<Arc<Disk>>) -> Arc<Self> {
+        let place = Self { settings, clock: Clock::follow_tokio(), disk, running: Mutex::default() };
         place.start();
         Arc::new(place)
     }
 
     /// Starts a broker where none is.
     pub(crate) fn start(&self) {
+        let mut running = self.running();
+        if running.is_some() {
+            return;
+        }
         let auth = StaticAuth::from_text(&tokens(), self.settings.profile).expect("a token file");
-        let broker = Broker::new(self.settings.clone(), Arc::new(auth), Clock::follow_tokio());
-        self.running().get_or_insert(Running { broker, connections: Vec::new() });
+        let (settings, auth, clock) = (self.settings.clone(), Arc::new(auth), self.clock.clone());
+        let broker = match &self.disk {
+            Some(disk) => {
+                let (store, kept) = disk.open();
+                Broker::with_store(settings, auth, clock, store, kept)
+            }
+            None => Broker::new(settings, auth, clock),
+        };
+        *running = Some(Running { broker, connections: Vec::new() });
     }
 
     pub(crate) fn is_up(&self) -> bool {
@@ -68,10 +84,12 @@ impl Place {
 
     /// As `kill -9`: everything of it is gone, connections are reset.
     pub(crate) fn kill(&self) {
-        if let Some(running) = self.running().take() {
-            for connection in running.connections {
-                connection.abort();
-            }
+        let Some(running) = self.running().take() else { return };
+        for connection in running.connections {
+            connection.abort();
+        }
+        if let Some(disk) = &self.disk {
+            disk.crash();
         }
     }
 
@@ -79,6 +97,9 @@ impl Place {
     pub(crate) async fn drain(&self) {
         let Some(running) = self.running().take() else { return };
         running.broker.shutdown().await;
+        if let Some(disk) = &self.disk {
+            disk.sync();
+        }
         for connection in running.connections {
             connection.abort();
         }

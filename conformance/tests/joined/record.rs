@@ -22,13 +22,19 @@ pub(crate) const PATTERNS: [(&str, &[usize]); 5] = [
 /// Filter keys of publishes.
 pub(crate) const KEYS: [&str; 2] = ["red", "green"];
 
-/// What the features that client and broker have in common promise.
+/// What the features that client and broker have in common promise, as this broker is set up.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Promise {
     /// What is missed comes later, or a gap says why not (features 2).
     pub(crate) recover: bool,
     /// A publish that is sent again arrives once (features 3).
     pub(crate) dedupe: bool,
+    /// What was acknowledged outlives the broker.
+    pub(crate) durable: bool,
+    /// The history is short, so that a gap may be due to it.
+    pub(crate) bounded: bool,
+    /// Few messages are replayed, so that a gap may be due to it.
+    pub(crate) limited: bool,
 }
 
 /// How a publish ended for its caller.
@@ -50,18 +56,20 @@ pub(crate) struct Publish {
     pub(crate) topic: usize,
     pub(crate) key: Option<&'static str>,
     pub(crate) confirmed: bool,
+    /// Its own client does not get it.
+    pub(crate) silent: bool,
     pub(crate) called: Instant,
-    pub(crate) ended: Option<Ended>,
+    pub(crate) ended: Option<(Instant, Ended)>,
 }
 
 impl Publish {
     /// Whether the broker may have seen it more than once, as far as the caller can tell.
     fn may_be_doubled(&self) -> bool {
-        self.confirmed && !matches!(self.ended, Some(Ended::Accepted { attempts: 1 }))
+        self.confirmed && !matches!(self.ended, Some((_, Ended::Accepted { attempts: 1 })))
     }
 
     fn is_accepted(&self) -> bool {
-        matches!(self.ended, Some(Ended::Accepted { .. }))
+        matches!(self.ended, Some((_, Ended::Accepted { .. })))
     }
 }
 
@@ -80,8 +88,12 @@ pub(crate) struct Tenure {
     pub(crate) pattern: usize,
     /// It takes its time to read, so that the times of its messages tell nothing of when they came.
     pub(crate) slow: bool,
+    /// The last message may not be done with when it ends, and comes again to whoever continues.
+    pub(crate) repeats: bool,
     /// One of these keys, or any message where empty.
     pub(crate) filters: Vec<&'static str>,
+    /// The one, of an earlier client, that it continues.
+    pub(crate) continues: Option<usize>,
     /// When the subscribe was answered.
     pub(crate) began: Option<Instant>,
     /// When it was given up.
@@ -100,6 +112,7 @@ impl Tenure {
     fn wants(&self, publish: &Publish) -> bool {
         PATTERNS[self.pattern].1.contains(&publish.topic)
             && (self.filters.is_empty() || publish.key.is_some_and(|key| self.filters.contains(&key)))
+            && !(publish.silent && publish.client == self.client)
     }
 }
 
@@ -113,7 +126,7 @@ pub(crate) struct Record {
     pub(crate) rosters: Rosters,
     /// What nobody should have been told.
     pub(crate) oddities: Vec<String>,
-    /// When a broker ended that had what is lost with it.
+    /// When a broker ended, and with it all that it knew; or with a disk what was not acknowledged yet.
     pub(crate) losses: Vec<Instant>,
     /// What happened, for people; kept only where somebody will read it.
     pub(crate) story: Option<String>,
@@ -144,51 +157,106 @@ impl Record {
     /// What is wrong, if anything.
     pub(crate) fn faults(&self, promise: Promise) -> Vec<String> {
         let mut faults = self.oddities.clone();
-        for (index, tenure) in self.tenures.iter().enumerate() {
+        let continued: BTreeSet<usize> = self.tenures.iter().filter_map(|tenure| tenure.continues).collect();
+        for index in (0..self.tenures.len()).filter(|index| !continued.contains(index)) {
+            let tenure = &self.tenures[index];
             let pattern = PATTERNS[tenure.pattern].0;
-            let mut complain = |what: String| {
+            let run = Run { record: self, promise, tenures: self.chain(index) };
+            run.check(&mut |what| {
                 faults.push(format!("subscription {index} of client {} to {pattern}: {what}", tenure.client));
-            };
-            self.unwanted(tenure, &mut complain);
-            self.doubled(tenure, promise, &mut complain);
-            self.disordered(tenure, promise, &mut complain);
-            self.missing(tenure, &mut complain);
-            self.unfounded_gaps(tenure, promise, &mut complain);
+            });
         }
         faults
     }
 
+    /// A subscription with those that it continues, oldest first.
+    fn chain(&self, index: usize) -> Vec<&Tenure> {
+        let before = |index: &usize| self.tenures[*index].continues;
+        let mut chain: Vec<_> =
+            std::iter::successors(Some(index), before).map(|index| &self.tenures[index]).collect();
+        chain.reverse();
+        chain
+    }
+}
+
+/// One application's subscription, over the clients that had it one after the other.
+struct Run<'r> {
+    record: &'r Record,
+    promise: Promise,
+    /// Oldest first; never empty.
+    tenures: Vec<&'r Tenure>,
+}
+
+impl Run<'_> {
+    fn check(&self, complain: &mut impl FnMut(String)) {
+        self.unwanted(complain);
+        self.doubled(complain);
+        self.disordered(complain);
+        self.missing(complain);
+        self.unfounded_gaps(complain);
+    }
+
+    fn publish(&self, got: &Got) -> &Publish {
+        &self.record.publishes[got.publish]
+    }
+
+    fn got(&self) -> impl Iterator<Item = &Got> {
+        self.tenures.iter().flat_map(|tenure| &tenure.got)
+    }
+
+    /// Whether nothing was lost that makes the broker recognise this publish when it is sent again.
+    fn is_recognised(&self, publish: &Publish) -> bool {
+        let ended = publish.ended.as_ref().map(|(at, _)| *at);
+        let forgets = |loss: &&Instant| {
+            **loss >= publish.called && !(self.promise.durable && ended.is_some_and(|ended| ended < **loss))
+        };
+        self.promise.dedupe && !self.record.losses.iter().any(|loss| forgets(&loss))
+    }
+
     /// Nothing that the filters exclude; but until the subscribe is answered what an earlier one of the topic asked for may still come.
-    fn unwanted(&self, tenure: &Tenure, complain: &mut impl FnMut(String)) {
-        for got in &tenure.got {
-            let publish = &self.publishes[got.publish];
-            let of_earlier = tenure.began.is_none_or(|began| publish.called <= began);
-            if !tenure.wants(publish) && !of_earlier {
-                complain(format!("got {}, which it does not want", got.publish));
+    fn unwanted(&self, complain: &mut impl FnMut(String)) {
+        for tenure in &self.tenures {
+            for got in &tenure.got {
+                let publish = self.publish(got);
+                let of_earlier = tenure.began.is_none_or(|began| publish.called <= began);
+                if !tenure.wants(publish) && !of_earlier {
+                    complain(format!("got {}, which it does not want", got.publish));
+                }
             }
         }
     }
 
     /// Each publish once; without `dedupe` those that were sent once.
-    fn doubled(&self, tenure: &Tenure, promise: Promise, complain: &mut impl FnMut(String)) {
+    fn doubled(&self, complain: &mut impl FnMut(String)) {
         let mut seen = BTreeSet::new();
-        for got in &tenure.got {
-            let publish = &self.publishes[got.publish];
-            // What recognised a repeated publish may have been lost since.
-            let recognised = promise.dedupe && self.losses.iter().all(|loss| *loss < publish.called);
-            if !seen.insert(got.publish) && (recognised || !publish.may_be_doubled()) {
-                complain(format!("got {} twice", got.publish));
+        for (index, tenure) in self.tenures.iter().enumerate() {
+            // What one was not done with, and what is retained, comes again to the next.
+            let repeats = index.checked_sub(1).and_then(|before| {
+                let before = self.tenures[before];
+                before.got.last().filter(|_| before.repeats).map(|got| got.publish)
+            });
+            for got in &tenure.got {
+                let publish = self.publish(got);
+                let may_come_again = repeats == Some(got.publish) || index > 0 && got.retained;
+                let is_new = seen.insert(got.publish);
+                if !is_new && !may_come_again && (self.is_recognised(publish) || !publish.may_be_doubled()) {
+                    complain(format!("got {} twice", got.publish));
+                }
             }
         }
     }
 
-    /// The messages of one publisher on one topic come in the order of the calls. Without `dedupe` a publish that was sent again counts
+    /// The messages of one publisher on one topic come in the order of the calls. A publish that may have been taken twice counts
     /// for nothing: its first copy may have been missed.
-    fn disordered(&self, tenure: &Tenure, promise: Promise, complain: &mut impl FnMut(String)) {
+    fn disordered(&self, complain: &mut impl FnMut(String)) {
         let mut last = BTreeMap::new();
-        for got in tenure.got.iter().filter(|got| !got.retained) {
-            let publish = &self.publishes[got.publish];
-            if !publish.confirmed || publish.may_be_doubled() && !(promise.dedupe && self.losses.is_empty()) {
+        let mut seen = BTreeSet::new();
+        for got in self.got().filter(|got| !got.retained) {
+            let publish = self.publish(got);
+            if !publish.confirmed
+                || publish.may_be_doubled() && !self.is_recognised(publish)
+                || !seen.insert(got.publish)
+            {
                 continue;
             }
             if let Some(before) = last.insert((publish.client, publish.topic), got.publish)
@@ -200,21 +268,21 @@ impl Record {
     }
 
     /// Every publish that was accepted and is wanted came, or a gap was told between the messages around it.
-    fn missing(&self, tenure: &Tenure, complain: &mut impl FnMut(String)) {
-        let Some(began) = tenure.began.filter(|_| tenure.is_live()) else { return };
-        let got: BTreeSet<usize> = tenure.got.iter().map(|got| got.publish).collect();
-        for (number, publish) in self.publishes.iter().enumerate() {
-            if !publish.is_accepted()
-                || publish.called <= began
-                || !tenure.wants(publish)
-                || got.contains(&number)
-            {
+    fn missing(&self, complain: &mut impl FnMut(String)) {
+        let (Some(first), Some(last)) = (self.tenures.first(), self.tenures.last()) else { return };
+        let Some(began) = first.began.filter(|_| last.is_live()) else { return };
+        let got: BTreeSet<usize> = self.got().map(|got| got.publish).collect();
+        for (number, publish) in self.record.publishes.iter().enumerate() {
+            let is_owed = publish.is_accepted() && publish.called > began;
+            let is_wanted = self.tenures.iter().all(|tenure| tenure.wants(publish));
+            if !is_owed || !is_wanted || got.contains(&number) {
                 continue;
             }
             // The messages of the same publisher and topic that show where it is missing: those that were sent once.
             let neighbours = || {
-                tenure.got.iter().filter(|_| !tenure.slow).filter(|got| {
-                    let other = &self.publishes[got.publish];
+                let quick = self.tenures.iter().filter(|tenure| !tenure.slow);
+                quick.flat_map(|tenure| &tenure.got).filter(|got| {
+                    let other = self.publish(got);
                     let same = (other.client, other.topic) == (publish.client, publish.topic);
                     same && other.confirmed && !other.may_be_doubled() && !got.retained
                 })
@@ -222,20 +290,22 @@ impl Record {
             let before = neighbours().filter(|got| got.publish < number).map(|got| got.at).max();
             let after = neighbours().filter(|got| got.publish > number).map(|got| got.at).min();
             let from = before.unwrap_or(began).max(publish.called);
-            let told =
-                tenure.gaps.iter().any(|(at, _)| *at >= from && after.is_none_or(|after| *at <= after));
-            if !told {
+            let mut gaps = self.tenures.iter().flat_map(|tenure| &tenure.gaps);
+            if !gaps.any(|(at, _)| *at >= from && after.is_none_or(|after| *at <= after)) {
                 complain(format!("never got {number}, and no gap was told between its neighbours"));
             }
         }
     }
 
     /// A gap has a reason that this run can have.
-    fn unfounded_gaps(&self, tenure: &Tenure, promise: Promise, complain: &mut impl FnMut(String)) {
-        for (at, reason) in &tenure.gaps {
+    fn unfounded_gaps(&self, complain: &mut impl FnMut(String)) {
+        let Promise { recover, durable, bounded, limited, .. } = self.promise;
+        for (at, reason) in self.tenures.iter().flat_map(|tenure| &tenure.gaps) {
             let founded = match reason.as_str() {
-                "unsupported" => !promise.recover,
-                "epoch" => promise.recover && self.losses.iter().any(|loss| loss <= at),
+                "unsupported" => !recover,
+                "epoch" => recover && !durable && self.record.losses.iter().any(|loss| loss <= at),
+                "expired" => recover && bounded,
+                "too_many" => recover && limited,
                 _ => false,
             };
             if !founded {
