@@ -202,7 +202,9 @@ impl Row<'_> {
                 let request = publish(&mut rig);
                 rig.failure(request).clone()
             }
-            "publish and disconnect" => calling(quiet(), publish, |rig| drop(rig.call(Call::Disconnect))),
+            "publish and disconnect" => calling(quiet(), publish, |rig| {
+                let _ = rig.call(Call::Disconnect);
+            }),
             "give up reconnecting" => {
                 let mut rig = Rig::connected(Options { max_attempts: Some(1), ..quiet() });
                 rig.cut();

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use nolag_core::Error;
 use nolag_core::driver::{Handle, drive};
 use nolag_core::event::{self, Event};
-use nolag_core::options::{AckMode, PublishOptions, Qos, Secret, SubscribeOptions};
+use nolag_core::options::{Position, PublishOptions, Qos, Secret, SubscribeOptions};
 use nolag_core::session::{Call, FilterChange, Hint, Reply, RequestId, TokenReason};
 use pyo3::PyTraverseError;
 use pyo3::exceptions::PyOSError;
@@ -45,7 +45,6 @@ pub(crate) struct Core {
     owner: Py<PyWeakrefReference>,
     loop_: Py<PyAny>,
     default_qos: Qos,
-    pub(crate) after_handler: bool,
     /// How many handled messages may go unreported.
     report_at: usize,
     /// The process that it lives in.
@@ -101,7 +100,7 @@ impl Core {
         let native = native.map_err(|error| errors::raised(py, &error))?.within(&options);
         let queue = watcher.get().queue();
         let provider = asks.then(|| provider(Arc::clone(&queue)));
-        let (default_qos, after_handler) = (options.qos, options.ack_mode == AckMode::AfterHandler);
+        let default_qos = options.qos;
         let report_at = (options.receive_buffer / 4).max(1);
         let sender = Sender { queue: Arc::clone(&queue), turn: Vec::new(), debug };
         let (handle, driver) = drive(options, Box::new(native), provider, sender);
@@ -114,7 +113,6 @@ impl Core {
             owner: PyWeakrefReference::new(owner)?.unbind(),
             loop_,
             default_qos,
-            after_handler,
             report_at,
             generation: runtime::generation(),
             started: SystemTime::now(),
@@ -138,7 +136,7 @@ impl Core {
     }
 
     /// Publishes. What cannot be encoded is raised here; all else is in the receipt.
-    #[pyo3(signature = (topic, data, is_emit, callback=None, qos=None, retain=false, echo=true, filter=None, filters=None, ttl=None, retain_ttl=None, msg_ref=None))]
+    #[pyo3(signature = (topic, data, is_emit, callback=None, qos=None, retain=false, echo=true, filter=None, filters=None, ttl=None, retain_ttl=None, msg_ref=None, trace=None))]
     #[allow(clippy::too_many_arguments)] // Python's keywords
     fn publish<'py>(
         &self,
@@ -155,6 +153,7 @@ impl Core {
         ttl: Option<&Bound<'py, PyAny>>,
         retain_ttl: Option<&Bound<'py, PyAny>>,
         msg_ref: Option<String>,
+        trace: Option<String>,
     ) -> PyResult<Bound<'py, Receipt>> {
         let payload = value::encode(data).map_err(|cause| errors::encode(py, "publish", topic, cause))?;
         let qos = settings::given("qos", qos, settings::qos)?;
@@ -167,7 +166,7 @@ impl Core {
             filters: settings::given("filters", filters, settings::texts)?.unwrap_or_default(),
             ttl: settings::given("ttl", ttl, settings::seconds)?,
             msg_ref,
-            trace: None,
+            trace,
         };
         let request = self.handle.number();
         let (qos, loop_) = (qos.unwrap_or(self.default_qos), self.loop_.clone_ref(py));
@@ -181,8 +180,9 @@ impl Core {
         Ok(receipt)
     }
 
-    /// Subscribes.
-    #[pyo3(signature = (waiter, topic, qos=None, group=None, filters=None))]
+    /// Subscribes. `resume_from` is an epoch and a number.
+    #[pyo3(signature = (waiter, topic, qos=None, group=None, filters=None, history=None, resume_from=None, redeliver=false, ack_timeout=None))]
+    #[allow(clippy::too_many_arguments)] // Python's keywords
     fn subscribe(
         &self,
         py: Python<'_>,
@@ -191,14 +191,27 @@ impl Core {
         qos: Option<&Bound<'_, PyAny>>,
         group: Option<&Bound<'_, PyAny>>,
         filters: Option<&Bound<'_, PyAny>>,
+        history: Option<u16>,
+        resume_from: Option<(String, u64)>,
+        redeliver: bool,
+        ack_timeout: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<u64> {
         let options = SubscribeOptions {
             qos: settings::given("qos", qos, settings::qos)?,
             group: settings::given("load_balance_group", group, settings::group)?,
             filters: settings::given("filters", filters, settings::filters)?.unwrap_or_default(),
-            ..SubscribeOptions::default()
+            history,
+            resume_from: resume_from.map(|(epoch, seq)| Position { epoch: epoch.into(), seq }),
+            redeliver,
+            ack_timeout: settings::given("ack_timeout", ack_timeout, settings::seconds)?,
         };
         self.ask(py, waiter, Call::Subscribe { topic, options })
+    }
+
+    /// How far the application is with a topic: an epoch and a number.
+    fn position(&self, topic: &str) -> Option<(String, u64)> {
+        let position = self.is_usable().then(|| self.handle.position(topic)).flatten()?;
+        Some((position.epoch.to_string(), position.seq))
     }
 
     fn unsubscribe(&self, py: Python<'_>, waiter: Py<PyAny>, topic: String) -> PyResult<u64> {
@@ -319,10 +332,17 @@ impl Core {
         self.cancel(receipt.request.0);
     }
 
-    /// Ends the wait for the next attempt.
-    fn reconnect_now(&self) {
+    /// Passes on a hint of the platform: `"online"`, `"offline"`, `"suspend"`, `"resume"`, or `"now"` for an attempt at once.
+    fn hint(&self, hint: &str) {
+        let hint = match hint {
+            "online" => Hint::Online,
+            "offline" => Hint::Offline,
+            "suspend" => Hint::Suspend,
+            "resume" => Hint::Resume,
+            _ => Hint::ReconnectNow,
+        };
         if self.is_usable() {
-            self.handle.hint(Hint::ReconnectNow);
+            self.handle.hint(hint);
         }
     }
 

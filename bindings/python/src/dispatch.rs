@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::SystemTime;
 
 use nolag_core::event::{self, Topic};
+use nolag_core::options::AckMode;
 use pyo3::exceptions::PyException;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -110,8 +111,9 @@ impl<'a, 'py> Dispatch<'a, 'py> {
                 return failed(self.owner, fault, Some(&message));
             }
         };
+        let after_handler = message.ack_mode == AckMode::AfterHandler;
         let meta = Bound::new(py, MessageMeta::of(message, self.received_at))?;
-        if self.core.after_handler {
+        if after_handler {
             let any = PyTuple::new(py, handlers.drain(of_topic..))?;
             let of_topic = PyTuple::new(py, handlers.drain(..))?;
             self.owner.call_method1(intern!(py, "_handle"), (name, data, meta, delivery, of_topic, any))?;

@@ -25,8 +25,9 @@ pub(crate) fn event<'py>(
             ("state", (state(from), state(to), reason, close_code).into_bound_py_any(py)?)
         }
         Event::Connecting => ("connecting", nothing()),
-        Event::Connected { actor_id, actor_type, project_id, protocol_version, .. } => {
-            ("connect", (actor_id, actor_type, project_id, protocol_version).into_bound_py_any(py)?)
+        Event::Connected { actor_id, actor_type, project_id, protocol_version, features } => {
+            let told = (actor_id, actor_type, project_id, protocol_version, features.names());
+            ("connect", told.into_bound_py_any(py)?)
         }
         Event::Disconnected { reason, .. } => ("disconnect", reason.into_bound_py_any(py)?),
         Event::Reconnecting { attempt, delay, reason } => {

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use nolag_core::Options;
 use nolag_core::options::{
-    AckMode, Backoff, Credentials, Dedupe, Filter, Group, InitialConnect, Overflow, Qos, Qos0, Queue, Secret,
+    AckMode, Backoff, Credentials, Dedupe, Feature, Features, Filter, Group, InitialConnect, Overflow, Qos,
+    Qos0, Queue, Secret,
 };
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -75,6 +76,7 @@ fn set(options: &mut Options, name: &str, value: &Bound<'_, PyAny>) -> PyResult<
         "ack_batch_interval" => options.ack_batch_interval = seconds(value)?,
         "project_id" => options.project_id = Some(value.extract()?),
         "client_id" => options.client_id = Some(value.extract()?),
+        "features" => options.features = features(value)?,
         "max_in_flight" => options.max_in_flight = at_least_one(value)?,
         "max_message_size" => options.max_message_size = at_least_one(value)?,
         "receive_buffer" => options.receive_buffer = at_least_one(value)?,
@@ -202,6 +204,16 @@ pub(crate) fn texts(value: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
         return Err(wrong("a list is expected"));
     }
     value.try_iter()?.map(|item| item?.extract()).collect()
+}
+
+fn features(value: &Bound<'_, PyAny>) -> PyResult<Features> {
+    let feature = |name: String| {
+        Feature::named(&name).ok_or_else(|| {
+            let known = Features::ALL.names().join(", ");
+            wrong(format!("{name:?} is no feature, there are {known}"))
+        })
+    };
+    texts(value)?.into_iter().map(feature).collect()
 }
 
 /// Strings are alternatives; a list of strings stands for all of them at once.

@@ -221,7 +221,7 @@ class TestRooms:
         grant(tmp_path, tokens())
         broker = Broker(tmp_path)
         try:
-            alice = await clients.connect(broker.url, "alice")
+            alice = await clients.connect(broker.url, "alice", features=[])
             replaced = Heard()
             alice.on("presence:replaced", replaced)
             await alice.set_presence({}, "general")

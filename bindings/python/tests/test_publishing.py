@@ -73,8 +73,11 @@ class TestConnected:
         assert (await messages.next())[0] == "unasked"
 
     async def test_quality_2(self, connect: Connect, caplog: pytest.LogCaptureFixture) -> None:
-        """Our broker gives quality 1, and the client says so, once (API-045)."""
-        alice = await connect("alice")
+        """A broker without repeats gives quality 1, and the client says so, once (API-045)."""
+        able = await connect("bob")
+        receipt = await able.publish(TOPIC, 1, qos=QoS.EXACTLY_ONCE)
+        assert (receipt.qos, receipt.effective_qos) == (2, 2)
+        alice = await connect("alice", features=["recover"])
         for _ in range(2):
             receipt = await alice.publish(TOPIC, 1, qos=QoS.EXACTLY_ONCE)
             assert (receipt.qos, receipt.effective_qos) == (2, 1)

@@ -92,10 +92,11 @@ impl Alarm {
     }
 }
 
-/// A number that nobody can guess, from the keys that every hash map of the standard library starts with.
+/// A number that nobody can guess, from the keys that every hash map of the standard library starts with. Processes that were
+/// forked from one have the same keys, so what tells them apart is hashed: brokers take equal references for repeats.
 pub(crate) fn seed() -> u64 {
     use std::hash::{BuildHasher as _, RandomState};
-    RandomState::new().hash_one(0)
+    RandomState::new().hash_one((std::process::id(), std::time::SystemTime::now()))
 }
 
 /// At most so long.

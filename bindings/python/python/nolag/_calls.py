@@ -21,7 +21,14 @@ from nolag.errors import (
     NotConnectedError,
 )
 from nolag.subscription import Ticket
-from nolag.types import ActorPresence, LobbyPresenceState, LobbyRecord, NoLagOptions, TokenRequest
+from nolag.types import (
+    ActorPresence,
+    LobbyPresenceState,
+    LobbyRecord,
+    NoLagOptions,
+    Position,
+    TokenRequest,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
@@ -47,7 +54,6 @@ class Calls(Mirror):
     """A client's calls. It belongs to the event loop that it was first used on."""
 
     __slots__ = (
-        "_acks_after_handler",
         "_chains",
         "_closers",
         "_core",
@@ -77,7 +83,6 @@ class Calls(Mirror):
         # Topics that were subscribed without an iterator.
         self._subscribed: set[str] = set()
         self._full_readers = 0
-        self._acks_after_handler = False
         self._chains = Chains()
         self._fetching: asyncio.Task[None] | None = None
         # Tasks that wait for the client to be closed.
@@ -127,7 +132,6 @@ class Calls(Mirror):
             _settings.log_to_console(self._logger)
         self._core, self._loop = core, loop
         self._max_open_calls = settings["offline_queue.max_messages"]
-        self._acks_after_handler = settings["ack_mode"] in ("after_handler", "afterHandler")
         early, self._early = self._early, []
         for send in early:
             send(core)
@@ -384,6 +388,15 @@ class Calls(Mirror):
         self._core.unsubscribe(settler(done), topic)
         return done
 
+    def position(self, topic: str) -> Position | None:
+        """Tell how far a topic's messages are handled; see `Subscription.position`."""
+        found = self._core.position(topic) if self._core is not None else None
+        return None if found is None else Position(*found)
+
+    def _hint(self, hint: str) -> None:
+        if self._core is not None:
+            self._core.hint(hint)
+
     def _acknowledge(self, *msg_ids: str) -> None:
         if self._core is not None:
             self._core.ack(ignore, list(msg_ids))
@@ -394,16 +407,17 @@ class Calls(Mirror):
 
     def _feed(self, topic: str, data: Any, meta: MessageMeta, delivery: int) -> None:
         """Hand a message to the iterators of its topic."""
-        self._hand_to_readers(topic, data, meta, delivery, succeeded=True)
+        self._hand_to_readers((topic, data, meta, delivery), succeeded=True, waits=False)
 
     def _hand_to_readers(
-        self, topic: str, data: Any, meta: MessageMeta, delivery: int, *, succeeded: bool
+        self, message: tuple[str, Any, MessageMeta, int], *, succeeded: bool, waits: bool
     ) -> None:
+        topic, data, meta, delivery = message
         readers = self._readers_of(topic)
         if not readers:
             self._finish(delivery, succeeded)
             return
-        ticket = Ticket(self, delivery, len(readers) + 1)
+        ticket = Ticket(self, delivery, len(readers) + 1, waits=waits)
         for reader in readers:
             reader._push(data, meta, ticket)
         ticket.done(succeeded=succeeded)

@@ -54,8 +54,7 @@ class Handling:
             else:
                 if inspect.isawaitable(result):
                     return result
-        topic, data, meta, delivery = self._message
-        self._client._hand_to_readers(topic, data, meta, delivery, succeeded=self._succeeded)
+        self._client._hand_to_readers(self._message, succeeded=self._succeeded, waits=True)
         return None
 
     def fail(self, failure: Exception) -> None:

@@ -26,6 +26,7 @@ class Mirror(Registry):
         "_actor_id",
         "_actor_type",
         "_emitting",
+        "_features",
         "_options",
         "_project_id",
         "_protocol_version",
@@ -47,6 +48,7 @@ class Mirror(Registry):
         self._actor_id: str | None = options.actor_token_id
         self._actor_type: ActorType | str | None = None
         self._project_id: str | None = None
+        self._features: frozenset[str] = frozenset()
         self._protocol_version = 1
         self._rosters: dict[tuple[str | None, str | None], dict[str, ActorPresence]] = {}
         self._replay: dict[str, int] | None = None
@@ -89,6 +91,11 @@ class Mirror(Registry):
     def protocol_version(self) -> int:
         """The negotiated version of the protocol."""
         return self._protocol_version
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What the broker granted on the last connection, beyond the published protocol."""
+        return self._features
 
     @property
     def actor_id(self) -> str | None:
@@ -201,8 +208,11 @@ class Mirror(Registry):
             self._ended(None)
         self._fire("state", {"from": before, "to": now, "reason": reason, "close_code": close_code})
 
-    def _on_connect(self, payload: tuple[str | None, str | None, str | None, int]) -> None:
-        actor_id, actor_type, project_id, protocol_version = payload
+    def _on_connect(
+        self, payload: tuple[str | None, str | None, str | None, int, list[str]]
+    ) -> None:
+        actor_id, actor_type, project_id, protocol_version, features = payload
+        self._features = frozenset(features)
         self._state, self._was_connected, self._recovering = "connected", True, True
         self._actor_id = actor_id or self._options.actor_token_id
         self._actor_type = _actor_type(actor_type)

@@ -16,12 +16,19 @@ from nolag.types import (
     EmitOptions,
     NoLagOptions,
     OfflineQueueOptions,
+    Position,
     SubscribeOptions,
     TlsOptions,
     Token,
 )
 
 _T = TypeVar("_T")
+
+#: How many messages of the history a subscription may begin with.
+_MOST_HISTORY = 1_000
+
+#: The longest name of a run of numbers, in bytes.
+_LONGEST_EPOCH = 64
 
 #: Options that the native client takes by the same name.
 _SAME = (
@@ -73,7 +80,7 @@ def merge(options: Any, by_keyword: Mapping[str, Any]) -> NoLagOptions:
 def native(options: NoLagOptions) -> dict[str, Any]:
     """Give all settings of a client but URL and token."""
     settings = {name: getattr(options, name) for name in _SAME}
-    for name in ("project_id", "client_id"):
+    for name in ("project_id", "client_id", "features"):
         if getattr(options, name) is not None:
             settings[name] = getattr(options, name)
     if options.load_balance:
@@ -119,7 +126,40 @@ def subscribe(given: SubscribeOptions | Mapping[str, Any] | None) -> dict[str, A
     group = options.load_balance
     if options.load_balance_group and group is not False:
         group = options.load_balance_group  # type: ignore[assignment]
-    return {"qos": options.qos, "group": group, "filters": options.filters}
+    return {
+        "qos": options.qos,
+        "group": group,
+        "filters": options.filters,
+        "history": _history(options.history),
+        "resume_from": _position(options.resume_from),
+        "redeliver": options.redeliver,
+        "ack_timeout": options.ack_timeout,
+    }
+
+
+def _history(given: Any) -> int | None:
+    if given is None or (isinstance(given, int) and 1 <= given <= _MOST_HISTORY):
+        return given
+    message = f"history is {given!r}: a number of messages from 1 to {_MOST_HISTORY} is expected"
+    raise ConfigError(message)
+
+
+def _position(given: Any) -> Position | None:
+    if given is None:
+        return None
+    try:
+        made = Position(**given) if isinstance(given, Mapping) else Position(*given)
+    except TypeError:
+        made = Position("", -1)
+    if (
+        isinstance(made.epoch, str)
+        and 0 < len(made.epoch.encode()) <= _LONGEST_EPOCH
+        and isinstance(made.seq, int)
+        and 0 <= made.seq < 1 << 53
+    ):
+        return made
+    message = f"resume_from is {given!r}: what a subscription's position was is expected"
+    raise ConfigError(message)
 
 
 def emit(given: EmitOptions | Mapping[str, Any] | None) -> dict[str, Any]:

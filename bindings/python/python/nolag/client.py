@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         AckCallback,
         EmitOptions,
         MessageHandler,
+        Position,
         QoS,
         SubscribeOptions,
         TokenProvider,
@@ -160,8 +161,23 @@ class NoLag(Calls):
 
     def reconnect_now(self) -> None:
         """End the wait for the next attempt."""
-        if self._core is not None:
-            self._core.reconnect_now()
+        self._hint("now")
+
+    def notify_online(self) -> None:
+        """Tell that there is a network again, or another: the connection is tried at once."""
+        self._hint("online")
+
+    def notify_offline(self) -> None:
+        """Tell that there is no network: attempts wait until there is, or for five minutes."""
+        self._hint("offline")
+
+    def suspend(self) -> None:
+        """Tell that the program is being put to sleep: attempts wait until `resume`."""
+        self._hint("suspend")
+
+    def resume(self) -> None:
+        """Tell that the program is back: the connection is tried at once."""
+        self._hint("resume")
 
     def update_token(self, token: str) -> None:
         """Use another token from the next connection on."""
@@ -223,6 +239,7 @@ class NoLag(Calls):
         ttl: float | None = None,
         retain_ttl: float | None = None,
         msg_ref: str | None = None,
+        trace: str | None = None,
     ) -> Receipt:
         """Publish, and wait until the broker has taken the message.
 
@@ -253,6 +270,7 @@ class NoLag(Calls):
             ttl,
             retain_ttl,
             msg_ref,
+            trace,
         )
         await self._answered(core, receipt, set())
         if receipt.error is not None:
@@ -331,6 +349,10 @@ class NoLag(Calls):
         load_balance: bool | None = None,
         load_balance_group: str | None = None,
         filters: list[str | list[str]] | None = None,
+        history: int | None = None,
+        resume_from: Position | Mapping[str, Any] | None = None,
+        redeliver: bool = False,
+        ack_timeout: float | None = None,
         buffer: int = 1_024,
         overflow: str = "pause",
     ) -> Subscription:
@@ -339,7 +361,7 @@ class NoLag(Calls):
         Before `connect` it is remembered. When `buffer` messages wait for the iterator, the client
         reads no more from the broker until some are taken ("pause"), or drops the oldest or the new
         one ("drop_oldest", "drop_newest"); when the iterator has caught up, an `overflow` event
-        tells how many were dropped.
+        tells how many were dropped. The other options are those of `SubscribeOptions`.
         """
         if self._state in ("closed", "failed", "closing"):
             message = "closed"
@@ -353,6 +375,10 @@ class NoLag(Calls):
                 "load_balance": load_balance,
                 "load_balance_group": load_balance_group,
                 "filters": filters,
+                "history": history,
+                "resume_from": resume_from,
+                "redeliver": redeliver,
+                "ack_timeout": ack_timeout,
             }
         )
         if overflow not in {"pause", "drop_oldest", "drop_newest"}:

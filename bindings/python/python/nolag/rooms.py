@@ -105,6 +105,7 @@ class Room:
         ttl: float | None = None,
         retain_ttl: float | None = None,
         msg_ref: str | None = None,
+        trace: str | None = None,
     ) -> Receipt:
         """Publish to one of the room's topics; see `NoLag.publish`."""
         return await self._client.publish(
@@ -118,6 +119,7 @@ class Room:
             ttl=ttl,
             retain_ttl=retain_ttl,
             msg_ref=msg_ref,
+            trace=trace,
         )
 
     def subscription(self, topic: str, **options: Any) -> Subscription:

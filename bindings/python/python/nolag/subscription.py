@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from nolag.types import Message
+from nolag.types import Message, Position
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 class Ticket:
     """Reports a message as handled when all who have it are done with it."""
 
-    __slots__ = ("_client", "_count", "_delivery", "_succeeded")
+    __slots__ = ("_client", "_count", "_delivery", "_succeeded", "waits")
 
-    def __init__(self, client: Calls, delivery: int, count: int) -> None:
-        """Wait for so many."""
+    def __init__(self, client: Calls, delivery: int, count: int, *, waits: bool) -> None:
+        """Wait for so many; whether each is done only when it asks for the next message."""
+        self.waits = waits
         self._client = client
         self._delivery = delivery
         self._count = count
@@ -71,9 +72,13 @@ class Subscription:
         return self._topic
 
     @property
-    def position(self) -> None:
-        """Where the subscription stands; nothing, as long as no broker tells."""
-        return None
+    def position(self) -> Position | None:
+        """How far the topic's messages are handled, as of a moment ago.
+
+        Give it to `resume_from` on the next start. It is exact when the client is closed; `None`
+        for groups, and with a broker that numbers nothing.
+        """
+        return self._client.position(self._topic)
 
     @property
     def state(self) -> str:
@@ -154,7 +159,7 @@ class Subscription:
         if self._is_full and len(self._waiting) < self._buffer:
             self._is_full = False
             self._client._reader_has_room()
-        if self._client._acks_after_handler:
+        if ticket.waits:
             self._current = ticket
         else:
             ticket.done()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import logging  # noqa: TC003 — annotations are read at run time, too
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from nolag._native import ExtType, MessageMeta, Receipt
 
@@ -30,6 +30,7 @@ __all__ = [
     "MessageMeta",
     "NoLagOptions",
     "OfflineQueueOptions",
+    "Position",
     "PublishOptions",
     "QoS",
     "Receipt",
@@ -40,6 +41,18 @@ __all__ = [
     "TokenProvider",
     "TokenRequest",
 ]
+
+
+class Position(NamedTuple):
+    """How far an application is with a subscription.
+
+    Store it, and give it back as `resume_from` after a restart.
+    """
+
+    #: The broker's run of numbers.
+    epoch: str
+    #: The number of the last message.
+    seq: int
 
 
 class ConnectionStatus(str, Enum):
@@ -192,6 +205,8 @@ class NoLagOptions:
     project_id: str | None = None
     #: Names this client; 16 random hex digits where absent.
     client_id: str | None = None
+    #: What the broker is asked for beyond the published protocol; all that there is where absent.
+    features: Collection[str] | None = None
     offline_queue: OfflineQueueOptions | Mapping[str, Any] = field(
         default_factory=OfflineQueueOptions
     )
@@ -223,6 +238,16 @@ class SubscribeOptions:
     load_balance_group: str | None = None
     #: Strings are alternatives; a list of strings stands for all of them at once.
     filters: list[str | list[str]] | None = None
+    _: KW_ONLY
+    #: So many of the newest messages that the broker has kept come first, 1 to 1,000.
+    history: int | None = None
+    #: Continue after this position, as long as the client has none of its own.
+    resume_from: Position | Mapping[str, Any] | None = None
+    #: A message of the group that is not acknowledged goes to another member. Such messages are
+    #: acknowledged when their handlers have succeeded, unless the mode is "manual".
+    redeliver: bool = False
+    #: After how many seconds, 1 to 3,600; the broker's 30 where absent.
+    ack_timeout: float | None = None
 
 
 @dataclass
@@ -245,6 +270,8 @@ class EmitOptions:
     retain_ttl: float | None = None
     #: A reference, unique for ten minutes: the broker drops what comes again under it.
     msg_ref: str | None = None
+    #: A W3C `traceparent`, for receivers whose broker passes it on.
+    trace: str | None = None
 
 
 PublishOptions: TypeAlias = EmitOptions
