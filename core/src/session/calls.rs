@@ -169,6 +169,10 @@ impl Session {
     fn unsubscribe(&mut self, topic: &str, request: RequestId) {
         let timeout = self.options.ack_timeout;
         self.inbox.forget(topic);
+        if let Some(ready) = &mut self.recovery {
+            ready.resubscribed.retain(|made| **made != *topic); // who subscribes again is answered by the call
+            ready.refused.retain(|(refused, _)| **refused != *topic);
+        }
         self.subscriptions.unsubscribe(&mut self.fx, &mut self.requests, timeout, topic, request);
     }
 }

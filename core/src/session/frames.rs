@@ -179,8 +179,8 @@ impl Session {
         let Some(settled) = self.requests.settle(reply.msg_ref, &Answer::Subscribed(reply.topic)) else {
             return;
         };
-        if let Kind::Subscribe { topic, op } = &settled.kind
-            && let Some(gap) = self.subscriptions.confirmed(topic, *op, reply)
+        if let Kind::Subscribe { topic, life, join, .. } = &settled.kind
+            && let Some(gap) = self.subscriptions.confirmed((topic, *life, join), reply)
         {
             self.fx.counts.gaps += 1;
             if let Some(ready) = &mut self.recovery {
@@ -197,7 +197,7 @@ impl Session {
     fn settled(&mut self, settled: Settled, result: Result<(), Error>) {
         let Settled { kind, recovery, late } = settled;
         match kind {
-            Kind::Subscribe { topic, op }
+            Kind::Subscribe { topic, op, .. }
             | Kind::Unsubscribe { topic, op }
             | Kind::SetFilters { topic, op } => {
                 let timeout = self.options.ack_timeout;
@@ -290,7 +290,7 @@ impl Session {
     /// The broker took a subscription away (X-11, K-063).
     fn revoked(&mut self, topic: &str) {
         let error = Error::refused(&codes::ACCESS_REVOKED, topic, "the token no longer grants the topic");
-        if self.subscriptions.revoked(topic, error.clone()).is_some() {
+        if self.subscriptions.revoked(self.fx.now, topic, error.clone()).is_some() {
             self.fx.error(error);
         }
     }
@@ -299,7 +299,7 @@ impl Session {
     pub(super) fn request_overdue(&mut self, request: Settled) {
         let timeout = self.options.ack_timeout;
         match request.kind {
-            Kind::Subscribe { topic, op }
+            Kind::Subscribe { topic, op, .. }
             | Kind::Unsubscribe { topic, op }
             | Kind::SetFilters { topic, op } => {
                 let (fx, requests) = (&mut self.fx, &mut self.requests);

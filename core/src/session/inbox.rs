@@ -63,6 +63,8 @@ struct Window {
 
 struct HandedOut {
     delivery: u64,
+    /// [`Track::dates_from`](super::positions::Track::dates_from).
+    dates_from: Option<Duration>,
     topic: Topic,
     msg_id: Option<(Mark, MsgId)>,
     requires_ack: bool,
@@ -141,6 +143,7 @@ impl Inbox {
         };
         self.handed_out.push_back(HandedOut {
             delivery: self.next,
+            dates_from: track.as_ref().and_then(|track| track.dates_from(fx.now, is_replay)),
             topic: topic.clone(),
             msg_id,
             requires_ack,
@@ -305,9 +308,7 @@ impl Inbox {
         self.send_at = None;
         subscriptions.closed();
         for message in self.handed_out.drain(..) {
-            if message.is_retained {
-                subscriptions.owe_retained(&message.topic);
-            }
+            subscriptions.dropped(&message.topic, message.dates_from, message.is_retained);
             if let Some((mark, _)) = message.msg_id
                 && let Some(window) = self.windows.get_mut(&message.topic)
                 && window.ids.get(&mark) == Some(&Progress::Running)

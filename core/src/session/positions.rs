@@ -38,7 +38,7 @@ struct Outstanding {
 }
 
 /// What a `subscribe` asks for beside its messages.
-#[derive(Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Join {
     pub(super) recover: Option<Position>,
     pub(super) history: Option<u16>,
@@ -80,17 +80,22 @@ pub(super) struct Track {
     at: Option<At>,
     resume_from: Option<Position>,
     history: Option<u16>,
+    /// Messages came without numbers since, from a broker that cannot continue subscriptions: what was missed before them would come
+    /// out of order now. The position is still what the application is done with.
+    is_stale: bool,
     /// The broker has confirmed it, on whatever connection.
     joined: bool,
     standing: Standing,
-    /// It was confirmed on the connection that was lost.
+    /// It was confirmed on a connection that was lost, and not since.
     interrupted: bool,
-    /// When the last connection on which it was confirmed received something last.
+    /// From when it may have missed something: when that one received something last. Nobody knows of an earlier run of the program.
     since: Option<Duration>,
     /// The broker's newest number when it confirmed: the end of a replay stands for it.
     newest: Option<u64>,
     /// In the order they were handed out.
     outstanding: VecDeque<Outstanding>,
+    /// That is not the order of their numbers: copies of what failed, or was not acknowledged, come after newer ones.
+    out_of_order: bool,
     /// Retained messages may not have come: they follow a confirmation, nothing says how many there are, and those that a lost
     /// connection owed are no part of a recovery, being older than the position.
     owes_retained: bool,
@@ -104,12 +109,14 @@ impl Track {
             at: None,
             resume_from,
             history,
+            is_stale: false,
             joined: false,
             standing: Standing::Open,
             interrupted: false,
             since: None,
             newest: None,
             outstanding: VecDeque::new(),
+            out_of_order: false,
             owes_retained: false,
             recovered: false,
         }
@@ -141,7 +148,7 @@ impl Track {
             return Join::default();
         }
         let own = self.at.as_ref().map(|at| Position { epoch: at.epoch.clone(), seq: at.received });
-        let recover = own.or_else(|| self.resume_from.clone());
+        let recover = own.or_else(|| self.resume_from.clone()).filter(|_| !self.is_stale);
         let history = self.history.filter(|_| recover.is_some() || !self.joined);
         Join { recover, history }
     }
@@ -149,6 +156,8 @@ impl Track {
     /// The broker has confirmed a `subscribe` that asked for this. Tells what was missed, if it was to continue and does not.
     pub(super) fn confirmed(&mut self, asked: &Join, answer: &Subscribed<'_>) -> Option<Missed> {
         let is_first = self.standing == Standing::Open;
+        let is_replaced =
+            self.recovered && matches!(self.standing, Standing::Confirmed | Standing::Replaying);
         let interrupted = std::mem::take(&mut self.interrupted);
         let has_own = self.at.is_some();
         let newest = answer.epoch.zip(answer.seq).filter(|(epoch, seq)| is_valid(epoch, *seq));
@@ -166,11 +175,12 @@ impl Track {
         }
         self.standing = if asked.history.is_some() { Standing::Confirmed } else { Standing::Settled };
         self.owes_retained = true;
-        if let Some((epoch, seq)) = newest {
-            self.begin(epoch, seq, is_first || asked.recover.is_some());
+        match newest {
+            Some((epoch, seq)) => self.begin(epoch, seq, is_first || is_replaced),
+            None => self.is_stale = true,
         }
-        let was_to_continue = interrupted || has_own || self.resume_from.is_some();
-        (asked.recover.is_some() || is_first && was_to_continue).then(|| Missed {
+        let was_to_continue = asked.recover.is_some() || interrupted || has_own || self.resume_from.is_some();
+        (is_replaced || is_first && was_to_continue).then(|| Missed {
             reason: answer.gap.filter(|_| asked.recover.is_some()).unwrap_or("unsupported").to_owned(),
             since: self.since.filter(|_| interrupted || has_own),
         })
@@ -178,6 +188,7 @@ impl Track {
 
     /// From here on. One more confirmation on a connection changes nothing: what comes tells better what has come.
     fn begin(&mut self, epoch: &str, seq: u64, anew: bool) {
+        self.is_stale = false;
         match &mut self.at {
             Some(at) if *at.epoch == *epoch => {
                 if anew {
@@ -225,6 +236,9 @@ impl Track {
 
     /// A message has come, and was handed out under this number unless it is a repeat; true if it is followed until it is handled.
     pub(super) fn came(&mut self, frame: &Message<'_>, delivery: Option<u64>) -> bool {
+        if self.standing == Standing::Open {
+            return false; // it says nothing of a subscription that the broker has not confirmed
+        }
         let Some((at, seq)) = self.at.as_mut().zip(frame.seq) else { return false };
         match (frame.is_replay, frame.retained) {
             (Some(true), _) => {
@@ -238,6 +252,7 @@ impl Track {
             }
         }
         let Some(delivery) = delivery else { return false };
+        self.out_of_order |= self.outstanding.back().is_some_and(|last| seq <= last.seq);
         self.outstanding.push_back(Outstanding { delivery, seq, handled: false });
         at.handled = at.handled.min(seq.saturating_sub(1));
         true
@@ -251,19 +266,25 @@ impl Track {
         while let Some(message) = self.outstanding.pop_front_if(|message| message.handled) {
             at.handled = message.seq;
         }
-        match self.outstanding.front() {
-            Some(next) => at.handled = at.handled.min(next.seq.saturating_sub(1)),
+        let open = self.outstanding.iter().filter(|message| !message.handled).map(|message| message.seq);
+        match if self.out_of_order { open.min() } else { self.outstanding.front().map(|next| next.seq) } {
+            Some(next) => at.handled = at.handled.min(next.saturating_sub(1)),
             None => self.catch_up(),
         }
     }
 
     /// Replayed messages follow.
     pub(super) fn replays(&mut self) {
-        self.standing = Standing::Replaying;
+        if self.standing != Standing::Open {
+            self.standing = Standing::Replaying;
+        }
     }
 
     /// All replayed messages have come: no other has a number up to the newest one at the confirmation.
     pub(super) fn replayed(&mut self) {
+        if self.standing == Standing::Open {
+            return;
+        }
         self.standing = Standing::Settled;
         if let Some((at, newest)) = self.at.as_mut().zip(self.newest.take()) {
             at.received = at.received.max(newest);
@@ -276,33 +297,45 @@ impl Track {
         if let Some(at) = self.at.as_mut().filter(|_| self.outstanding.is_empty()) {
             at.handled = at.received;
         }
-        if self.outstanding.capacity() > 64 && self.outstanding.is_empty() {
-            self.outstanding = VecDeque::new();
+        if self.outstanding.is_empty() {
+            self.out_of_order = false;
+            if self.outstanding.capacity() > 64 {
+                self.outstanding = VecDeque::new();
+            }
         }
     }
 
-    /// The broker has let the subscription go: the next confirmation has to continue it.
-    pub(super) fn unsettled(&mut self) {
-        self.standing = Standing::Open;
-    }
-
-    /// The connection is gone, which had received something at `last` for the last time.
-    pub(super) fn lost(&mut self, was_held: bool, last: Option<Duration>) {
+    /// The broker has let it go, or the connection is gone, which had received something at `last` for the last time: the next
+    /// confirmation has to continue it.
+    pub(super) fn lost(&mut self, last: Option<Duration>) {
         self.newest = None;
-        self.standing = Standing::Open;
-        if was_held {
-            self.interrupted = true;
-            self.since = last;
+        match std::mem::replace(&mut self.standing, Standing::Open) {
+            Standing::Open => return,
+            // What is not replayed yet is of the time since the loss before.
+            Standing::Confirmed | Standing::Replaying if self.recovered => self.since = self.since.min(last),
+            _ => self.since = last,
         }
+        self.interrupted = true;
     }
 
     /// The application closed the client: it is done with nothing more of what is on its way.
     pub(super) fn closed(&mut self) {
         self.outstanding = VecDeque::new();
-        self.interrupted = false;
+        self.out_of_order = false;
         if let Some(at) = &mut self.at {
             at.received = at.received.min(at.handled);
         }
+    }
+
+    /// From when a message that comes now may be: a replayed one is of the time since the loss, which nobody knows of an earlier
+    /// run of the program.
+    pub(super) fn dates_from(&self, now: Duration, is_replay: bool) -> Option<Duration> {
+        if is_replay { self.since } else { Some(now) }
+    }
+
+    /// One of that time was handed out and is not handed over: it is missed, if the subscription cannot continue.
+    pub(super) fn dropped(&mut self, dates_from: Option<Duration>) {
+        self.since = self.since.min(dates_from); // nobody knows is earliest
     }
 
     /// Whether it has missed something, or may have, as long as the broker has not confirmed it.

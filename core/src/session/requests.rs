@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::RequestId;
 use super::effects::Earliest;
+use super::positions::Join;
 use crate::event::{Room, Topic};
 
 /// The most requests without an answer, placeholders included.
@@ -21,6 +22,9 @@ pub(super) enum Kind {
     Subscribe {
         topic: Topic,
         op: u64,
+        /// Of which of its lives, and what it asked for.
+        life: u64,
+        join: Join,
     },
     Unsubscribe {
         topic: Topic,

@@ -115,7 +115,7 @@ pub(super) struct Receiving<'a> {
     pub(super) after_handler: bool,
 }
 
-/// What an answer meant for the application.
+/// What an answer meant for the application, where it is one to what is wanted still.
 pub(super) struct Outcome {
     pub(super) topic: Topic,
     pub(super) result: Result<(), Error>,
@@ -302,12 +302,16 @@ impl Subscriptions {
             track.owe_retained(); // of the values that are new
             self.unproven.push((topic.clone(), None));
         }
-        let settled = entry.apply(change, &result);
+        let concerns = entry.wanted.as_ref().is_some_and(|wanted| match &change {
+            Change::Subscribe { life, join, .. } => wanted.is_served_by(*life, join),
+            Change::SetFilters(_) | Change::Unsubscribe => true,
+        });
+        let settled = entry.apply(fx.now, change, &result);
         let outcome = if settled {
             for waiter in waiters {
                 fx.complete(waiter, result.clone().map(|()| Reply::Done));
             }
-            Some(Outcome { topic, result })
+            concerns.then_some(Outcome { topic, result })
         } else {
             entry.waiting.splice(0..0, waiters);
             None
@@ -343,13 +347,13 @@ impl Subscriptions {
     }
 
     /// The broker took a subscription away (X-11, K-063); true if it was wanted.
-    pub(super) fn revoked(&mut self, topic: &str, error: Error) -> Option<Topic> {
+    pub(super) fn revoked(&mut self, now: Duration, topic: &str, error: Error) -> Option<Topic> {
         let (_, key, entry) = self.topics.get_full_mut(topic)?;
         entry.held = Held::No;
         let wanted = entry.wanted.as_mut()?;
         wanted.refused = Some(error);
         if let Some(track) = &mut wanted.track {
-            track.unsettled();
+            track.lost(Some(now));
         }
         Some(key.clone())
     }
@@ -399,14 +403,15 @@ impl Subscriptions {
         }
     }
 
-    /// The broker has confirmed the subscribe of this number: tells what was missed, if the subscription was to continue and
-    /// does not (features 2). To be called before [`Subscriptions::answered`].
-    pub(super) fn confirmed(&mut self, topic: &str, number: u64, answer: &Subscribed<'_>) -> Option<Gap> {
+    /// The broker has confirmed a subscribe of this life that asked for this, whether or not somebody waits for that still: tells what
+    /// was missed, if the subscription was to continue and does not (features 2).
+    pub(super) fn confirmed(
+        &mut self,
+        (topic, life, join): (&str, u64, &Join),
+        answer: &Subscribed<'_>,
+    ) -> Option<Gap> {
         let (index, key, entry) = self.topics.get_full_mut(topic)?;
-        let late = entry.late.as_ref().filter(|_| entry.in_flight.is_none());
-        let operation = entry.in_flight.as_ref().into_iter().chain(late).find(|op| op.number == number)?;
-        let Change::Subscribe { life, join, .. } = &operation.change else { return None };
-        let wanted = entry.wanted.as_mut().filter(|wanted| wanted.is_served_by(*life, join));
+        let wanted = entry.wanted.as_mut().filter(|wanted| wanted.is_served_by(life, join));
         let track = wanted?.track.as_mut()?;
         let missed = track.confirmed(join, answer);
         if track.owes_retained() {
@@ -451,9 +456,12 @@ impl Subscriptions {
         std::mem::take(&mut self.wants_proof)
     }
 
-    /// Retained messages of a topic were handed out, and are not handed over.
-    pub(super) fn owe_retained(&mut self, topic: &str) {
-        self.with_track(topic, Track::owe_retained);
+    /// A message was handed out, and is not handed over any more.
+    pub(super) fn dropped(&mut self, topic: &str, dates_from: Option<Duration>, is_retained: bool) {
+        self.with_track(topic, |track| match is_retained {
+            true => track.owe_retained(),
+            false => track.dropped(dates_from),
+        });
     }
 
     /// Replayed messages of a topic follow.
@@ -645,19 +653,18 @@ impl Entry {
 
     /// The broker holds it no more: the connection is gone, which received something last at `last`.
     fn let_go(&mut self, last: Option<Duration>) {
-        let held = std::mem::replace(&mut self.held, Held::No);
+        self.held = Held::No;
         self.late = None;
         if let Some(wanted) = &mut self.wanted {
             wanted.again = false;
-            let was_held = matches!(held, Held::Yes { life, .. } if life == wanted.life);
-            if let Some(track) = &mut wanted.track {
-                track.lost(was_held, last);
-            }
+        }
+        if let Some(track) = self.track() {
+            track.lost(last);
         }
     }
 
     /// What an answer says about the broker's side; false if the callers must wait for another operation.
-    fn apply(&mut self, change: Change, result: &Result<(), Error>) -> bool {
+    fn apply(&mut self, now: Duration, change: Change, result: &Result<(), Error>) -> bool {
         match (change, result) {
             (Change::Unsubscribe, _) => self.held = Held::No,
             (Change::Subscribe { mode, life, join }, Ok(())) => {
@@ -683,7 +690,7 @@ impl Entry {
             (Change::SetFilters(_), Err(error)) if error.code() == "not_subscribed" => {
                 self.held = Held::No; // subscribing with the filters does the same (wire protocol 12.2)
                 if let Some(track) = self.track() {
-                    track.unsettled();
+                    track.lost(Some(now));
                 }
                 return self.wanted.is_none();
             }
@@ -766,7 +773,7 @@ fn frame(
 ) -> (Vec<u8>, Kind) {
     let (msg_ref, owner) = (Lenient(msg_ref), topic.clone());
     match change {
-        Change::Subscribe { mode, join, .. } => {
+        Change::Subscribe { mode, life, join } => {
             let redeliver = mode.redeliver && features.has(Feature::Redeliver);
             let timeout = mode.ack_timeout.filter(|_| redeliver);
             let filters = (!mode.filters.is_empty()).then(|| filter::encode(&mode.filters));
@@ -786,7 +793,7 @@ fn frame(
                 ack_timeout_ms: timeout.map(|timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX)),
                 msg_ref,
             };
-            (frame.to_vec(), Kind::Subscribe { topic: owner, op })
+            (frame.to_vec(), Kind::Subscribe { topic: owner, op, life: *life, join: join.clone() })
         }
         Change::SetFilters(filters) => {
             let filters = filter::encode(filters);
