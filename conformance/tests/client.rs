@@ -2,15 +2,19 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use nolag_broker::auth::{DEMO_TOKENS, StaticAuth};
 use nolag_broker::clock::Clock;
 use nolag_broker::config::Settings;
 use nolag_broker::{Broker, http};
-use nolag_core::client::TokenSource;
-use nolag_core::event::{Change, Event, Outcome, State};
-use nolag_core::options::{AckMode, InitialConnect, Qos, Secret};
+use nolag_core::client::{Room, TokenSource};
+use nolag_core::driver::native::{Native, Url};
+use nolag_core::driver::{Link, Opening, Outgoing, Received, Transport};
+use nolag_core::event::{Actor, Change, Event, Outcome, State};
+use nolag_core::options::{AckMode, Features, InitialConnect, Qos, Secret};
 use nolag_core::session::{Token, TokenReason};
 use nolag_core::{Client, Error};
 use tokio::net::TcpListener;
@@ -30,14 +34,22 @@ struct Server {
 
 impl Server {
     async fn start() -> Self {
-        Self::on(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).await
+        Self::with_tokens(DEMO_TOKENS).await
+    }
+
+    async fn with_tokens(tokens: &str) -> Self {
+        Self::serve(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), tokens).await
     }
 
     async fn on(address: SocketAddr) -> Self {
+        Self::serve(address, DEMO_TOKENS).await
+    }
+
+    async fn serve(address: SocketAddr, tokens: &str) -> Self {
         let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
         let settings = Settings::default();
-        let auth = StaticAuth::from_text(DEMO_TOKENS, settings.profile).unwrap();
+        let auth = StaticAuth::from_text(tokens, settings.profile).unwrap();
         let broker = Broker::new(settings, Arc::new(auth), Clock::follow_tokio());
         let task = tokio::spawn(http::serve(broker.clone(), listener));
         Self { broker, task, address }
@@ -365,4 +377,167 @@ async fn a_token_provider() {
     let _server = Server::on(address).await;
     event(&mut events, |event| matches!(event, Event::Reconnected)).await;
     assert_eq!(*asked.lock().unwrap(), [TokenReason::Initial, TokenReason::Reconnect]);
+}
+
+/// Who may be in rooms `one`, `two` and `three` of app `a`, and in `one` of app `b`.
+const ROOMS: &str = r#"{ "tokens": {
+    "dev-token-alice": { "actorTokenId": "alice", "projectId": "p", "allowedTopics": RULES },
+    "dev-token-bob": { "actorTokenId": "bob", "projectId": "p", "allowedTopics": RULES }
+} }"#;
+const RULES: &str = r#"[
+    { "pattern": "a/one/#", "permission": "pubSub", "app_slug": "a", "room_id": "r1", "room_slug": "one" },
+    { "pattern": "a/two/#", "permission": "pubSub", "app_slug": "a", "room_id": "r2", "room_slug": "two" },
+    { "pattern": "a/three/#", "permission": "pubSub", "app_slug": "a", "room_id": "r3", "room_slug": "three" },
+    { "pattern": "b/one/#", "permission": "pubSub", "app_slug": "b", "room_id": "r4", "room_slug": "one" }
+]"#;
+
+fn room(client: &Client, app: &str, name: &str) -> Room {
+    client.app(app).unwrap().room(name).unwrap()
+}
+
+/// The next thing that happens to an actor: what, and in which room.
+async fn next_of(events: &mut broadcast::Receiver<Event>, who: &str) -> (Change, String) {
+    let is_it = |event: &Event| matches!(event, Event::Presence(_, actor) if actor.actor_id == who);
+    let Event::Presence(change, actor) = event(events, is_it).await else { unreachable!() };
+    let room = actor.room.unwrap();
+    (change, format!("{}/{}", room.app.unwrap(), room.room))
+}
+
+fn names(actors: &[Actor]) -> Vec<&str> {
+    let mut names: Vec<_> = actors.iter().map(|actor| actor.actor_id.as_str()).collect();
+    names.sort_unstable();
+    names
+}
+
+/// F-11, API-031: presence in three rooms at once; a cut leaves all three, the next connection enters them again, and a close leaves
+/// them for good.
+#[tokio::test]
+async fn three_rooms_at_once() {
+    let server = Server::with_tokens(&ROOMS.replace("RULES", RULES)).await;
+    let (alice, bob) = (server.connected("alice").await, server.connected("bob").await);
+    let mut events = bob.events();
+    for name in ["one", "two", "three"] {
+        room(&bob, "a", name).set_presence("here").await.unwrap();
+        assert_eq!(next_of(&mut events, "bob").await, (Change::Join, format!("a/{name}")));
+    }
+    for name in ["one", "two", "three"] {
+        room(&alice, "a", name).set_presence("here").await.unwrap();
+        assert_eq!(next_of(&mut events, "alice").await, (Change::Join, format!("a/{name}")));
+    }
+    for name in ["one", "two", "three"] {
+        let there = soon(room(&bob, "a", name).fetch_presence()).await.unwrap();
+        assert_eq!(names(&there), ["alice", "bob"], "{name}");
+    }
+    alice.close().await.unwrap();
+    let mut left = Vec::new();
+    for _ in 0..3 {
+        left.push(next_of(&mut events, "alice").await);
+    }
+    left.sort_by(|a, b| a.1.cmp(&b.1));
+    assert_eq!(left, ["a/one", "a/three", "a/two"].map(|name| (Change::Leave, name.to_owned())));
+    alice.connect().await.unwrap();
+    for name in ["one", "two", "three"] {
+        assert_eq!(next_of(&mut events, "alice").await, (Change::Join, format!("a/{name}")));
+    }
+}
+
+/// F-17: one actor in equally named rooms of two apps: two rosters, and no event or list of the one in the other. A room that is named
+/// without its app is the first of that name.
+#[tokio::test]
+async fn equal_names_in_two_apps() {
+    let server = Server::with_tokens(&ROOMS.replace("RULES", RULES)).await;
+    let (alice, bob) = (server.connected("alice").await, server.connected("bob").await);
+    let mut events = bob.events();
+    for app in ["a", "b"] {
+        room(&bob, app, "one").set_presence("here").await.unwrap();
+        assert_eq!(next_of(&mut events, "bob").await, (Change::Join, format!("{app}/one")));
+    }
+    room(&alice, "b", "one").set_presence("here").await.unwrap();
+    assert_eq!(next_of(&mut events, "alice").await, (Change::Join, "b/one".into()));
+    let list = async |app| soon(room(&bob, app, "one").fetch_presence()).await.unwrap();
+    assert_eq!((names(&list("a").await), names(&list("b").await)), (vec!["bob"], vec!["alice", "bob"]));
+    room(&alice, "a", "one").set_presence("here").await.unwrap();
+    assert_eq!(next_of(&mut events, "alice").await, (Change::Join, "a/one".into()));
+    room(&alice, "b", "one").clear_presence().await.unwrap();
+    assert_eq!(next_of(&mut events, "alice").await, (Change::Leave, "b/one".into()));
+    assert_eq!((names(&list("a").await), names(&list("b").await)), (vec!["alice", "bob"], vec!["bob"]));
+}
+
+/// How many WebSocket messages went each way.
+#[derive(Default)]
+struct Messages {
+    sent: AtomicU64,
+    received: AtomicU64,
+}
+
+/// A transport that counts them.
+struct Counting(Native, Arc<Messages>);
+
+struct CountingLink(Box<dyn Link>, Arc<Messages>);
+
+impl Transport for Counting {
+    fn open(&mut self) -> Opening {
+        let (opening, messages) = (self.0.open(), Arc::clone(&self.1));
+        Box::pin(async move { Ok(Box::new(CountingLink(opening.await?, messages)) as Box<dyn Link>) })
+    }
+}
+
+impl Link for CountingLink {
+    fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<Received> {
+        let received = self.0.poll_read(cx);
+        if matches!(received, Poll::Ready(Received::Frame(_))) {
+            self.1.received.fetch_add(1, Ordering::Relaxed);
+        }
+        received
+    }
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), String>> {
+        self.0.poll_ready(cx)
+    }
+
+    fn send(&mut self, message: Outgoing) -> Result<(), String> {
+        self.1.sent.fetch_add(1, Ordering::Relaxed);
+        self.0.send(message)
+    }
+
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), String>> {
+        self.0.poll_flush(cx)
+    }
+}
+
+/// F-12, features 5: with `batch` a burst is fewer messages than frames in both directions, and arrives whole and in order; without it
+/// each frame is a message.
+#[tokio::test]
+async fn batches_in_both_directions() {
+    let server = Server::start().await;
+    for batch in [true, false] {
+        let url = Url::parse(&format!("ws://{}", server.address)).unwrap();
+        let messages = Arc::<Messages>::default();
+        let native = Native::with_proxy(url, None, None).unwrap();
+        let client = Client::builder("dev-token-alice").transport(Counting(native, Arc::clone(&messages)));
+        let features = if batch { Features::ALL } else { Features::NONE };
+        let client = client.options(|options| options.features = features).build().unwrap();
+        client.connect().await.unwrap();
+        let mut subscription = client.subscribe(TOPIC).await.unwrap();
+        let publishes = (0..500_u64).map(|n| client.publish(TOPIC, &n).into_future());
+        let receipts = soon(futures_util::future::join_all(publishes)).await;
+        assert!(receipts.iter().all(Result::is_ok));
+        for n in 0..500 {
+            let message = soon(subscription.next()).await.unwrap().unwrap();
+            assert_eq!(message.decode::<u64>().unwrap(), n);
+        }
+        client.close().await.unwrap();
+        let stats = client.stats();
+        let (sent, received) =
+            (messages.sent.load(Ordering::Relaxed), messages.received.load(Ordering::Relaxed));
+        assert!(stats.frames_out >= 502 && stats.frames_in >= 1_002, "{stats:?}");
+        if batch {
+            assert!(
+                sent < stats.frames_out / 2 && received < stats.frames_in / 2,
+                "{sent}, {received}: {stats:?}"
+            );
+        } else {
+            assert_eq!((sent, received), (stats.frames_out + 1, stats.frames_in), "and a close");
+        }
+    }
 }
