@@ -84,6 +84,11 @@ impl Broker {
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
     }
 
+    /// Lets the peak `VmHWM` begin anew at what is used now.
+    pub fn forget_peak(&self) {
+        std::fs::write(format!("/proc/{}/clear_refs", self.child.id().unwrap()), "5").unwrap();
+    }
+
     /// The value of a metric with these labels, as Prometheus writes them; 0 where there is none.
     pub async fn metric(&self, name: &str) -> u64 {
         let mut stream = TcpStream::connect(self.address).await.unwrap();
