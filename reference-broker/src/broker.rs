@@ -1,12 +1,13 @@
 //! The broker: what all connections share.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 
 use nolag_protocol::codes;
 use nolag_protocol::frame::Disconnect;
 use parking_lot::Mutex;
+use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -35,6 +36,8 @@ pub struct Broker {
     next_id: AtomicU64,
     draining: CancellationToken,
     tasks: TaskTracker,
+    /// Keeps the time of the hub, from the first connection on.
+    timekeeper: OnceLock<AbortHandle>,
 }
 
 impl Broker {
@@ -63,6 +66,7 @@ impl Broker {
             next_id: AtomicU64::new(1),
             draining: CancellationToken::new(),
             tasks: TaskTracker::new(),
+            timekeeper: OnceLock::new(),
             clock,
             settings,
         })
@@ -124,6 +128,7 @@ impl Broker {
 
     /// Takes a connection in, for as long as the answer lives.
     pub(crate) fn register(self: &Arc<Self>) -> Registration {
+        self.timekeeper.get_or_init(|| tokio::spawn(keep_time(Arc::downgrade(self))).abort_handle());
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let outgoing = Arc::new(Outgoing::new(id, self.settings.max_outbound_bytes));
         let mut connections = self.connections.lock();
@@ -143,6 +148,31 @@ impl Broker {
         let kraken_does = close.code == codes::EXPIRED.code;
         (announced && (self.settings.profile == Profile::Extended || kraken_does))
             .then(|| Disconnect { reason: &close.reason, retry_after_ms: close.retry_after_ms }.to_vec())
+    }
+}
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        if let Some(timekeeper) = self.timekeeper.get() {
+            timekeeper.abort();
+        }
+    }
+}
+
+/// Has the hub do what is due, for as long as there is a broker.
+async fn keep_time(broker: Weak<Broker>) {
+    let Some(clock) = broker.upgrade().map(|broker| broker.hub.clock()) else { return };
+    while let Some(due) = broker.upgrade().map(|broker| broker.hub.tick()) {
+        let until = async {
+            match due {
+                Some(at) => tokio::time::sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = until => {}
+            () = clock.notified() => {}
+        }
     }
 }
 

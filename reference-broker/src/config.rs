@@ -11,18 +11,10 @@ use clap::error::ErrorKind;
 use clap::{Arg, CommandFactory as _, FromArgMatches as _, ValueEnum};
 use nolag_protocol::MAX_PAYLOAD_BYTES;
 use nolag_protocol::features::{Feature, Features};
+use nolag_protocol::topic;
 
 /// The largest payload limit anybody may set, so that a message with it fits a WebSocket message.
 const LARGEST_PAYLOAD_LIMIT: u64 = 1_000_000;
-
-/// The features that this broker can grant.
-const IMPLEMENTED: Features = Features::NONE
-    .with(Feature::Recover)
-    .with(Feature::Dedupe)
-    .with(Feature::Rooms)
-    .with(Feature::Batch)
-    .with(Feature::Reauth)
-    .with(Feature::Trace);
 
 /// Which broker to be (wire protocol 1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -69,6 +61,10 @@ pub struct Settings {
     pub recover_limit: usize,
     /// For how long a publish is recognised when it is sent again.
     pub dedupe_window: Duration,
+    /// How often a message of a group is handed out again after the first time.
+    pub redeliver_max: u32,
+    /// The topic name, in place of the last level of its own, under which a message is published that was handed out so often.
+    pub dead_letter_topic: Option<String>,
     /// The backlog, in bytes, past which a connection is closed.
     pub max_outbound_bytes: usize,
     /// How long a shutdown waits for connections to end.
@@ -181,8 +177,6 @@ const INERT: &[&str] = &[
     "PRESENCE_STORE_BACKEND",
     "WAKE_BACKEND",
     "WAKE_SECRET",
-    "REDELIVER_MAX",
-    "DEAD_LETTER_TOPIC",
 ];
 
 /// A realtime messaging broker that speaks the NoLag protocol over WebSocket.
@@ -270,6 +264,12 @@ struct CommandLine {
     /// How long a publish is recognised when it is sent again, in seconds
     #[arg(long, default_value_t = 600)]
     dedupe_window_seconds: u64,
+    /// How often a message of a group whose members acknowledge is handed out again
+    #[arg(long, default_value_t = 5)]
+    redeliver_max: u32,
+    /// Name of the topic, beside its own, for a message that nobody acknowledged [default: it is dropped]
+    #[arg(long, value_parser = topic_name)]
+    dead_letter_topic: Option<String>,
     /// Close a connection whose backlog passes so many bytes
     #[arg(long, default_value_t = 8_388_608, value_parser = clap::value_parser!(u64).range(1..))]
     max_outbound_bytes: u64,
@@ -310,6 +310,15 @@ fn features(list: &str) -> Result<Features, String> {
                 })
             })
             .collect(),
+    }
+}
+
+/// The name of a topic: one level.
+fn topic_name(name: &str) -> Result<String, String> {
+    match topic::check_publish(name) {
+        Ok(()) if !name.contains('/') => Ok(name.to_owned()),
+        Ok(()) => Err("expected the name of a topic, without a /".to_owned()),
+        Err(error) => Err(error.to_string()),
     }
 }
 
@@ -378,11 +387,7 @@ impl CommandLine {
             inert,
             settings: Settings {
                 profile: self.nolag_compat,
-                features: if kraken {
-                    Features::NONE
-                } else {
-                    self.nolag_features.and(IMPLEMENTED).without(withdrawn)
-                },
+                features: if kraken { Features::NONE } else { self.nolag_features.without(withdrawn) },
                 publish_rate_limit: self.publish_rate_limit.unwrap_or(if kraken { 50 } else { 1_000 }),
                 max_payload_bytes: self.max_message_size.min(LARGEST_PAYLOAD_LIMIT),
                 record_messages: self.record_messages,
@@ -397,6 +402,8 @@ impl CommandLine {
                 history_max_bytes: self.history_max_bytes,
                 recover_limit: self.recover_limit,
                 dedupe_window: Duration::from_secs(self.dedupe_window_seconds),
+                redeliver_max: self.redeliver_max,
+                dead_letter_topic: self.dead_letter_topic,
                 max_outbound_bytes: usize::try_from(self.max_outbound_bytes).unwrap_or(usize::MAX),
                 shutdown_grace: Duration::from_millis(self.shutdown_grace_ms),
                 metrics: self.metrics.map_or(!kraken, |switch| switch == Switch::On),

@@ -133,8 +133,13 @@ impl Metrics {
     }
 
     pub(crate) fn dropped(&self, frames: u64) {
-        if frames > 0 {
-            self.dropped.get_or_create(&Reason { reason: "slow_consumer" }).inc_by(frames);
+        self.dropped_for("slow_consumer", frames);
+    }
+
+    /// So many frames or messages were thrown away for this reason.
+    pub(crate) fn dropped_for(&self, reason: &'static str, count: u64) {
+        if count > 0 {
+            self.dropped.get_or_create(&Reason { reason }).inc_by(count);
         }
     }
 

@@ -14,6 +14,7 @@ mod operation;
 mod presence;
 mod publishing;
 mod recovery;
+mod redelivery;
 mod restoring;
 mod retained;
 mod revalidation;
@@ -45,6 +46,7 @@ pub(crate) fn all() -> Vec<Case> {
         operation::cases(),
         features::cases(),
         recovery::cases(),
+        redelivery::cases(),
         restoring::cases(),
     ]
     .into_iter()

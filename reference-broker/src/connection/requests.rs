@@ -1,5 +1,6 @@
 //! Which request goes where, and what all of them share.
 
+use nolag_protocol::features::Feature;
 use nolag_protocol::frame::{ClientFrame, Data};
 use nolag_protocol::{MAX_MESSAGE_BYTES, codes, payload};
 
@@ -25,11 +26,19 @@ impl Session {
             ClientFrame::GetLobbyPresence(request) => {
                 self.get_lobby_presence(request.lobby_id, request.msg_ref);
             }
-            // Without negotiated features nothing waits for an acknowledgement (wire protocol 18.1).
-            ClientFrame::Ack(_) | ClientFrame::BatchAck(_) => {}
+            ClientFrame::Ack(ack) => self.acknowledge([ack.msg_id]),
+            ClientFrame::BatchAck(acks) => self.acknowledge(acks.msg_ids.0),
             ClientFrame::Auth(_) | ClientFrame::Reauth(_) | ClientFrame::Unknown(_) => {
                 debug_assert!(false, "the session handles these itself");
             }
+        }
+    }
+
+    /// Without the feature nothing waits for an acknowledgement (wire protocol 18.1).
+    fn acknowledge<'a>(&mut self, msg_ids: impl IntoIterator<Item = &'a str>) {
+        let (broker, connection) = (self.broker.clone(), self.outgoing.id());
+        if self.live().is_some_and(|live| live.features.has(Feature::Redeliver)) {
+            broker.hub.acknowledge(connection, msg_ids);
         }
     }
 

@@ -1,5 +1,6 @@
 //! Subscribing and publishing (wire protocol 10.1 to 10.4).
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use uuid::Uuid;
 
 use super::requests::{ENVELOPE_BYTES, Relayed, relayed};
 use super::session::{Context, Live, Session};
-use crate::hub::{Envelope, Interest, Join, Joined, Origin, Publication, Reply};
+use crate::hub::{Envelope, Interest, Join, Joined, Origin, Publication, Reply, Worker};
 use crate::resume;
 use crate::store::Full;
 
@@ -26,10 +27,17 @@ use crate::store::Full;
 const MAX_SUBSCRIPTIONS: usize = 100_000;
 
 /// The features that the frames of messages depend on.
-const IN_FRAMES: Features = Features::NONE.with(Feature::Recover).with(Feature::Trace);
+const IN_FRAMES: Features =
+    Features::NONE.with(Feature::Recover).with(Feature::Redeliver).with(Feature::Trace);
 
 /// How many messages of the history a subscribe may ask for (features 2).
 const MAX_HISTORY: u64 = 1_000;
+
+/// How long a member of a group that redelivers may take to acknowledge a message, in ms (features 6).
+const ACK_TIMEOUT_MS: RangeInclusive<u64> = 1_000..=3_600_000;
+
+/// The same where it does not say.
+const DEFAULT_ACK_TIMEOUT_MS: u64 = 30_000;
 
 const DENIED_HINT: &str = "the topic is outside this token's grants or its room does not exist";
 
@@ -60,9 +68,33 @@ impl Live {
             descends: !resolution.exact && grant::descends(&self.identity.rules, &effective),
             scope: self.identity.scope_slug.as_deref().filter(|_| *effective != *address).map(Arc::from),
             features: self.features.and(IN_FRAMES),
+            worker: None,
             base: resolution.base.into(),
             topic: address,
         })
+    }
+
+    /// By what a subscription acknowledges, if its group redelivers (features 6), or what is wrong with that.
+    fn worker(
+        &self,
+        subscribe: &Subscribe<'_>,
+        interest: &Interest,
+    ) -> Result<Option<Arc<Worker>>, &'static str> {
+        if !self.features.has(Feature::Redeliver) || !subscribe.redeliver.is(true) {
+            return Ok(None);
+        }
+        let timeout = subscribe.ack_timeout_ms.unwrap_or(DEFAULT_ACK_TIMEOUT_MS);
+        if interest.group.is_none() {
+            return Err("redeliver needs loadBalance");
+        }
+        if !ACK_TIMEOUT_MS.contains(&timeout) {
+            return Err("ackTimeoutMs is 1,000 to 3,600,000");
+        }
+        Ok(Some(Arc::new(Worker {
+            ack_timeout: Duration::from_millis(timeout),
+            actor: self.actor.clone(),
+            client_id: self.client_id.clone(),
+        })))
     }
 }
 
@@ -118,7 +150,9 @@ impl Session {
         {
             return Err(Refused::Malformed("a connection holds at most 100,000 subscriptions".to_owned()));
         }
-        Ok(Interest { keys, ..interest })
+        let worker =
+            live.worker(subscribe, &interest).map_err(|detail| Refused::Malformed(detail.to_owned()))?;
+        Ok(Interest { keys, worker, ..interest })
     }
 
     pub(super) fn subscribe(&mut self, subscribe: &Subscribe<'_>) {
@@ -397,7 +431,8 @@ impl Session {
                     live.subscriptions.insert(topic, subscription);
                 }
                 Some(renewed) => {
-                    let moved = Interest { group: interest.group.clone(), ..renewed };
+                    let (group, worker) = (interest.group.clone(), interest.worker.clone());
+                    let moved = Interest { group, worker, ..renewed };
                     let subscription = broker.hub.relocate(&outgoing, moved, &subscription);
                     live.subscriptions.insert(topic, subscription);
                 }
@@ -416,10 +451,13 @@ impl Session {
 
     /// Ends all subscriptions, with the connection.
     pub(super) fn end_subscriptions(&mut self) {
-        let broker = self.broker.clone();
+        let (broker, connection) = (self.broker.clone(), self.outgoing.id());
         let Some(live) = self.live() else { return };
         for (_, subscription) in live.subscriptions.drain() {
             broker.hub.unsubscribe(&subscription);
+        }
+        if live.features.has(Feature::Redeliver) {
+            broker.hub.end(connection);
         }
     }
 }

@@ -5,8 +5,11 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::time::Duration;
 
 use nolag_protocol::features::Features;
+
+use crate::store::Record;
 
 /// What a subscription asks for, resolved.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,6 +34,26 @@ pub(crate) struct Interest {
     pub(crate) scope: Option<Arc<str>>,
     /// What its owner was granted, as far as its frames depend on that.
     pub(crate) features: Features,
+    /// What is handed to it is acknowledged, or handed out again (features 6); only in a group.
+    pub(crate) worker: Option<Arc<Worker>>,
+}
+
+/// A member of a group that redelivers.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Worker {
+    /// How long it may take to acknowledge a message.
+    pub(crate) ack_timeout: Duration,
+    /// Whose it is: what an actor's client instance published without echo does not come back to it.
+    pub(crate) actor: Arc<str>,
+    /// The client instance.
+    pub(crate) client_id: Option<Arc<str>>,
+}
+
+impl Worker {
+    /// Whether a message that waited is its own, and shall not come back.
+    pub(super) fn silenced(&self, record: &Record) -> bool {
+        record.silent.is_some() && record.silent == self.client_id && record.from == self.actor
+    }
 }
 
 /// Where a message was published.

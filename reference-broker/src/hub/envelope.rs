@@ -37,6 +37,11 @@ pub(super) enum Coming {
     Retained,
     /// It was missed, or is history.
     Replayed,
+    /// It is handed to a member of a group, which has to acknowledge it.
+    Handed {
+        /// It may have been handed out before.
+        again: bool,
+    },
 }
 
 impl Envelope<'_> {
@@ -44,11 +49,14 @@ impl Envelope<'_> {
     pub(super) fn frame(&self, seq: u64, extended: bool, delivery: &Delivery<'_>, coming: Coming) -> Bytes {
         let source = delivery.source_topic();
         let features = delivery.interest.features;
+        let handed = matches!(coming, Coming::Handed { .. });
         let message = Message {
             topic: &delivery.interest.topic,
             data: Data::new(self.data),
             msg_id: self.msg_id,
-            requires_ack: self.msg_id.map(|_| true),
+            // Where messages are redelivered others have nothing to acknowledge (features 6).
+            requires_ack: (handed || (self.msg_id.is_some() && !features.has(Feature::Redeliver)))
+                .then_some(true),
             is_replay: (coming == Coming::Replayed).then_some(true),
             from: Some(self.from),
             from_type: Some(self.from_type),
@@ -57,7 +65,7 @@ impl Envelope<'_> {
             source_topic: source.as_deref().filter(|_| extended),
             retained: (coming == Coming::Retained && extended).then_some(true),
             seq: features.has(Feature::Recover).then_some(seq),
-            redelivered: None,
+            redelivered: (coming == Coming::Handed { again: true }).then_some(true),
             trace: self.trace.filter(|_| features.has(Feature::Trace)),
         };
         // Room for the envelope, so that the frame is not moved while it grows.

@@ -1,4 +1,4 @@
-//! The subscriptions that one place of a table holds.
+//! The subscriptions that one place of a table holds: everybody, and which [`groups`](super::groups) share there.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,10 +7,18 @@ use bytes::Bytes;
 use indexmap::IndexMap;
 
 use super::address::{Delivery, Interest, Origin, Relation, wanted_key};
+use super::groups::{GroupId, Groups, Member};
 use crate::outgoing::{ConnectionId, Outgoing};
+use crate::store::Record;
 
 /// Names a subscription within this process.
 pub(super) type SubscriptionId = u64;
+
+/// All groups, and the message under way as those need it that keep it.
+pub(super) struct Shared<'g> {
+    pub(super) groups: &'g mut Groups,
+    pub(super) record: &'g dyn Fn() -> Arc<Record>,
+}
 
 /// Everybody who subscribed at one base or pattern.
 #[derive(Debug, Default)]
@@ -25,7 +33,7 @@ pub(super) struct Place {
 struct Members {
     /// Those who each get every message, by what their frames look like.
     audiences: Vec<Audience>,
-    groups: Vec<Group>,
+    groups: Vec<GroupId>,
 }
 
 /// Receivers of the same frame.
@@ -36,36 +44,27 @@ struct Audience {
     members: IndexMap<SubscriptionId, Arc<Outgoing>>,
 }
 
-/// Receivers that share the messages of one routing pattern.
-#[derive(Debug)]
-struct Group {
-    name: Arc<str>,
-    members: IndexMap<SubscriptionId, (Arc<Interest>, Arc<Outgoing>)>,
-    /// Whose turn it is, in join order.
-    next: usize,
-}
-
 impl Place {
     pub(super) fn is_empty(&self) -> bool {
         self.unfiltered.is_empty() && self.filtered.is_empty()
     }
 
-    pub(super) fn insert(&mut self, interest: &Arc<Interest>, id: SubscriptionId, outgoing: &Arc<Outgoing>) {
-        if interest.keys.is_empty() {
-            self.unfiltered.insert(interest, id, outgoing);
+    pub(super) fn insert(&mut self, member: &Member, id: SubscriptionId, groups: &mut Groups) {
+        if member.interest.keys.is_empty() {
+            self.unfiltered.insert(None, member, id, groups);
         }
-        for key in &interest.keys {
-            self.filtered.entry(key.as_str().into()).or_default().insert(interest, id, outgoing);
+        for key in &member.interest.keys {
+            self.filtered.entry(key.as_str().into()).or_default().insert(Some(key), member, id, groups);
         }
     }
 
-    pub(super) fn remove(&mut self, interest: &Interest, id: SubscriptionId) {
+    pub(super) fn remove(&mut self, interest: &Interest, id: SubscriptionId, groups: &mut Groups) {
         if interest.keys.is_empty() {
-            self.unfiltered.remove(interest, id);
+            self.unfiltered.remove(interest, id, groups);
         }
         for key in &interest.keys {
             if let Some(members) = self.filtered.get_mut(key.as_str()) {
-                members.remove(interest, id);
+                members.remove(interest, id, groups);
                 if members.is_empty() {
                     self.filtered.remove(key.as_str());
                 }
@@ -80,10 +79,11 @@ impl Place {
         relation: Relation<'a>,
         silent: Option<ConnectionId>,
         encode: &impl Fn(&Delivery<'_>) -> Bytes,
+        shared: &mut Shared<'_>,
     ) -> u64 {
         let keyed = wanted_key(origin, relation).and_then(|key| self.filtered.get_mut(key));
         let members = [Some(&mut self.unfiltered), keyed].into_iter().flatten();
-        members.map(|members| members.deliver(origin, relation, silent, encode)).sum()
+        members.map(|members| members.deliver(origin, relation, silent, encode, shared)).sum()
     }
 }
 
@@ -92,16 +92,10 @@ impl Members {
         self.audiences.is_empty() && self.groups.is_empty()
     }
 
-    fn insert(&mut self, interest: &Arc<Interest>, id: SubscriptionId, outgoing: &Arc<Outgoing>) {
-        if let Some(name) = &interest.group {
-            let member = (interest.clone(), outgoing.clone());
-            match self.groups.iter_mut().find(|group| group.name == *name) {
-                Some(group) => drop(group.members.insert(id, member)),
-                None => {
-                    let members = IndexMap::from([(id, member)]);
-                    self.groups.push(Group { name: name.clone(), members, next: 0 });
-                }
-            }
+    fn insert(&mut self, key: Option<&str>, member: &Member, id: SubscriptionId, groups: &mut Groups) {
+        let Member { interest, outgoing } = member;
+        if interest.group.is_some() {
+            groups.join(&mut self.groups, key, id, member.clone());
         } else {
             let audience =
                 match self.audiences.iter().position(|audience| alike(&audience.interest, interest)) {
@@ -116,14 +110,9 @@ impl Members {
         }
     }
 
-    fn remove(&mut self, interest: &Interest, id: SubscriptionId) {
+    fn remove(&mut self, interest: &Interest, id: SubscriptionId, groups: &mut Groups) {
         if let Some(name) = &interest.group {
-            if let Some(at) = self.groups.iter().position(|group| group.name == *name) {
-                self.groups[at].remove(id);
-                if self.groups[at].members.is_empty() {
-                    self.groups.swap_remove(at);
-                }
-            }
+            groups.leave(&mut self.groups, name, id);
         } else if let Some(at) =
             self.audiences.iter().position(|audience| alike(&audience.interest, interest))
         {
@@ -143,6 +132,7 @@ impl Members {
         relation: Relation<'a>,
         silent: Option<ConnectionId>,
         encode: &impl Fn(&Delivery<'_>) -> Bytes,
+        shared: &mut Shared<'_>,
     ) -> u64 {
         let allowed = |interest: &Interest| !matches!(relation, Relation::Deeper(_)) || interest.descends;
         let mut delivered = 0;
@@ -155,10 +145,9 @@ impl Members {
                 delivered += 1;
             }
         }
-        for group in &mut self.groups {
-            let takes =
-                |interest: &Interest, outgoing: &Outgoing| allowed(interest) && Some(outgoing.id()) != silent;
-            if let Some((interest, outgoing)) = group.turn(takes) {
+        for group in &self.groups {
+            if let Some((interest, outgoing)) = shared.groups.deliver(*group, silent, allowed, shared.record)
+            {
                 outgoing.push(encode(&Delivery::new(interest, origin, relation)));
                 delivered += 1;
             }
@@ -174,26 +163,4 @@ fn alike(a: &Interest, b: &Interest) -> bool {
         && a.scope == b.scope
         && a.wildcard == b.wildcard
         && a.features == b.features
-}
-
-impl Group {
-    fn remove(&mut self, id: SubscriptionId) {
-        if let Some((index, ..)) = self.members.shift_remove_full(&id)
-            && index < self.next
-        {
-            self.next -= 1;
-        }
-    }
-
-    /// The next member in join order that takes the message.
-    fn turn(&mut self, takes: impl Fn(&Interest, &Outgoing) -> bool) -> Option<(&Interest, &Outgoing)> {
-        let count = self.members.len();
-        let at = (self.next..self.next + count).map(|at| at % count).find(|at| {
-            let (interest, outgoing) = &self.members[*at];
-            takes(interest, outgoing)
-        })?;
-        self.next = (at + 1) % count;
-        let (interest, outgoing) = &self.members[at];
-        Some((interest, outgoing))
-    }
 }

@@ -10,7 +10,8 @@
 //!
 //! - [`address`]: what a subscription and a message are to each other
 //! - [`table`]: subscriptions by base and by pattern
-//! - [`members`]: those that one place of a table holds: everybody, and groups that share
+//! - [`members`]: those that one place of a table holds: everybody, and groups
+//! - [`groups`]: subscriptions that share messages; [`ledger`]: what those that redeliver still owe; [`redelivery`]: what comes of it
 //! - [`envelope`]: a message, and its frames
 //! - [`retained`]: the last message of each routing key
 //! - [`history`]: the messages of the last minutes; [`replay`]: on their way to one subscription
@@ -18,8 +19,11 @@
 
 mod address;
 mod envelope;
+mod groups;
 mod history;
+mod ledger;
 mod members;
+mod redelivery;
 mod repeats;
 mod replay;
 mod retained;
@@ -27,6 +31,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
+use std::cell::OnceCell;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,7 +42,7 @@ use nolag_protocol::frame::{ErrorReply, Position, Published};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-pub(crate) use address::{Interest, Origin};
+pub(crate) use address::{Interest, Origin, Worker};
 pub(crate) use envelope::Envelope;
 
 use crate::config::{Profile, Settings};
@@ -45,6 +50,7 @@ use crate::metrics::Metrics;
 use crate::outgoing::{ConnectionId, Outgoing};
 use crate::store::{Accepted, Change, Done, Full, Kept, Record, Retain, Store};
 use envelope::Coming;
+use groups::{Groups, Terms};
 use history::{Bounds, History};
 use members::SubscriptionId;
 use repeats::Repeats;
@@ -58,7 +64,10 @@ pub(crate) struct Hub {
     recover_limit: usize,
     metrics: Arc<Metrics>,
     store: Arc<dyn Store>,
-    epoch: String,
+    epoch: Arc<str>,
+    dead_letter_topic: Option<String>,
+    /// A moment, and the time since 1970 then.
+    began: (Instant, Duration),
     state: Mutex<State>,
 }
 
@@ -186,8 +195,16 @@ impl Hub {
         date: Duration,
     ) -> Self {
         let now = Instant::now();
+        let epoch: Arc<str> = kept.epoch.into();
+        let mut groups = Groups::new(Terms {
+            redeliver_max: settings.redeliver_max,
+            remembered: settings.history_ttl,
+            before: kept.last,
+            epoch: epoch.clone(),
+        });
+        groups.restore(kept.marks);
         let mut state = State {
-            table: Table::default(),
+            table: Table::new(groups),
             retained: Retained::new(settings.retain_max),
             history: History::new(
                 Bounds {
@@ -222,7 +239,9 @@ impl Hub {
             recover_limit: settings.recover_limit,
             metrics,
             store,
-            epoch: kept.epoch,
+            epoch,
+            dead_letter_topic: settings.dead_letter_topic.clone(),
+            began: (now, date),
             state: Mutex::new(state),
         }
     }
@@ -247,6 +266,9 @@ impl Hub {
                 self.metrics.subscriptions.inc();
             }
         }
+        let known = interest.worker.is_some() && state.table.groups.know(&interest);
+        let newest = state.seq;
+        state.table.groups.reach(newest);
         state.table.insert(&interest, id, outgoing);
         let now = Instant::now();
         state.history.expire(now);
@@ -255,7 +277,7 @@ impl Hub {
                 && record.silent.as_deref() == join.client_id
                 && *record.from == *join.actor
         };
-        let missed = join.recover.map(|position| self.missed(&state, &interest, position, now, own));
+        let missed = join.recover.map(|position| self.missed(&state, &interest, position, known, own));
         let joined = interest.features.has(Feature::Recover).then(|| Joined {
             epoch: &self.epoch,
             seq: state.seq,
@@ -271,7 +293,8 @@ impl Hub {
         if let Some(Ok(missed)) = missed {
             self.replay(outgoing, Replay::framed(&interest, self.extended, missed));
         } else {
-            let history = join.history.map_or_else(Vec::new, |count| {
+            // A group begins with what comes after its first member.
+            let history = join.history.filter(|_| interest.worker.is_none()).map_or_else(Vec::new, |count| {
                 state.history.newest_wanted(&interest, count, |record| !own(record))
             });
             let seen = previous.filter(|_| join.fresh).map(|previous| previous.interest);
@@ -286,6 +309,7 @@ impl Hub {
             self.replay(outgoing, Replay::retained(&interest, self.extended, retained));
             self.replay(outgoing, Replay::framed(&interest, self.extended, history));
         }
+        self.serve_joined(&mut state);
         Subscription { id, interest }
     }
 
@@ -296,25 +320,30 @@ impl Hub {
         }
     }
 
-    /// What a subscription has missed since a position, oldest first, or why nobody can tell.
+    /// What a subscription has missed since a position, oldest first, or why nobody can tell. `known`: its group redelivers,
+    /// and did so while it was away.
     fn missed(
         &self,
         state: &State,
         interest: &Interest,
         position: Position<'_>,
-        now: Instant,
+        known: bool,
         own: impl Fn(&Record) -> bool,
     ) -> Result<Vec<Arc<Record>>, &'static str> {
-        if interest.group.is_some() {
+        if interest.group.is_some() && interest.worker.is_none() {
             return Err("group");
         }
-        if position.epoch != self.epoch || position.seq > state.seq {
+        if position.epoch != &*self.epoch || position.seq > state.seq {
             return Err("epoch");
+        }
+        if interest.worker.is_some() {
+            return if known || position.seq == state.seq { Ok(Vec::new()) } else { Err("expired") };
         }
         if state.history.has_dropped(interest, position.seq) {
             return Err("expired");
         }
         let history = state.history.wanted(interest, position.seq).filter(|record| !own(record));
+        let now = Instant::now();
         let retained = state.retained.matching(interest, now).map(|kept| &kept.record).filter(|record| {
             record.seq > position.seq
                 && interest.wants(&Envelope::from(&***record).origin).is_some()
@@ -340,7 +369,10 @@ impl Hub {
         let interest = Arc::new(interest);
         let mut state = self.state.lock();
         state.table.remove(&previous.interest, previous.id);
+        let newest = state.seq;
+        state.table.groups.reach(newest);
         state.table.insert(&interest, previous.id, outgoing);
+        self.serve_joined(&mut state);
         Subscription { id: previous.id, interest }
     }
 
@@ -381,9 +413,20 @@ impl Hub {
         publication: &Publication<'_>,
         reply: Option<Reply<'_>>,
     ) -> Result<u64, Full> {
-        let message = &publication.message;
         let mut state = self.state.lock();
-        let state = &mut *state;
+        let delivered = self.publish_now(&mut state, publication, reply)?;
+        self.carry_out(&mut state);
+        Ok(delivered)
+    }
+
+    /// The same, but for what comes of it in groups.
+    fn publish_now(
+        &self,
+        state: &mut State,
+        publication: &Publication<'_>,
+        reply: Option<Reply<'_>>,
+    ) -> Result<u64, Full> {
+        let message = &publication.message;
         let now = Instant::now();
         if let Some(msg_ref) = publication.msg_ref
             && let Some(seq) = state.repeats.find(now, message.from, msg_ref)
@@ -441,13 +484,22 @@ impl Hub {
             let done = done.map(|reply| reply.once_synced(&self.metrics, false, self.store.level()));
             self.store.put(change, done);
         }
-        if let Some(record) = record.filter(|_| keep) {
+        if let Some(record) = record.clone().filter(|_| keep) {
             state.history.push(record, now);
             self.trim(state);
         }
-        let delivered = state.table.deliver(&message.origin, publication.silent, |delivery| {
-            message.frame(seq, self.extended, delivery, Coming::Live)
-        });
+        // Those that keep it by themselves share it.
+        let shared = OnceCell::new();
+        let shared = || {
+            let made = || Arc::new(message.record(seq, publication.silent_client, None));
+            shared.get_or_init(|| record.clone().unwrap_or_else(made)).clone()
+        };
+        let delivered = state.table.deliver(
+            &message.origin,
+            publication.silent,
+            |delivery| message.frame(seq, self.extended, delivery, Coming::Live),
+            &shared,
+        );
         self.metrics.published.inc();
         self.metrics.delivered(delivered);
         Ok(delivered)

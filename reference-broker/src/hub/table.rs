@@ -7,32 +7,40 @@ use bytes::Bytes;
 use slab::Slab;
 
 use super::address::{Delivery, Interest, Origin, Relation};
-use super::members::{Place, SubscriptionId};
+use super::groups::{Groups, Member};
+use super::members::{Place, Shared, SubscriptionId};
 use crate::outgoing::{ConnectionId, Outgoing};
+use crate::store::Record;
 
 /// All subscriptions.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Table {
     /// Of one topic each, by its base.
     topics: HashMap<Arc<str>, Place>,
     patterns: Patterns,
+    pub(super) groups: Groups,
 }
 
 impl Table {
+    pub(super) fn new(groups: Groups) -> Self {
+        Self { topics: HashMap::new(), patterns: Patterns::default(), groups }
+    }
+
     pub(super) fn insert(&mut self, interest: &Arc<Interest>, id: SubscriptionId, outgoing: &Arc<Outgoing>) {
         let place = if interest.wildcard {
             self.patterns.place(interest)
         } else {
             self.topics.entry(interest.base.clone()).or_default()
         };
-        place.insert(interest, id, outgoing);
+        let member = Member { interest: interest.clone(), outgoing: outgoing.clone() };
+        place.insert(&member, id, &mut self.groups);
     }
 
     pub(super) fn remove(&mut self, interest: &Interest, id: SubscriptionId) {
         if interest.wildcard {
-            self.patterns.remove(interest, id);
+            self.patterns.remove(interest, id, &mut self.groups);
         } else if let Some(place) = self.topics.get_mut(&interest.base) {
-            place.remove(interest, id);
+            place.remove(interest, id, &mut self.groups);
             if place.is_empty() {
                 self.topics.remove(&interest.base);
                 if self.topics.capacity() > 1_024 && self.topics.len() < self.topics.capacity() / 4 {
@@ -56,10 +64,12 @@ impl Table {
         origin: &Origin<'a>,
         silent: Option<ConnectionId>,
         encode: impl Fn(&Delivery<'_>) -> Bytes,
+        record: &dyn Fn() -> Arc<Record>,
     ) -> u64 {
+        let groups = &mut Shared { groups: &mut self.groups, record };
         let mut delivered = 0;
         if let Some(place) = self.topics.get_mut(origin.base) {
-            delivered += place.deliver(origin, Relation::Own, silent, &encode);
+            delivered += place.deliver(origin, Relation::Own, silent, &encode, groups);
         }
         if origin.exact {
             return delivered;
@@ -67,18 +77,18 @@ impl Table {
         for (at, _) in origin.base.match_indices('/') {
             if let Some(place) = self.topics.get_mut(&origin.base[..at]) {
                 let relation = Relation::Deeper(&origin.base[at + 1..]);
-                delivered += place.deliver(origin, relation, silent, &encode);
+                delivered += place.deliver(origin, relation, silent, &encode, groups);
             }
         }
         if let Some(key) = origin.key
             && origin.reaches_below
             && let Some(place) = self.topics.get_mut(&*format!("{}/{key}", origin.base))
         {
-            delivered += place.deliver(origin, Relation::ByKey, silent, &encode);
+            delivered += place.deliver(origin, Relation::ByKey, silent, &encode, groups);
         }
         for (place, relation) in self.patterns.matching(origin) {
             let place = self.patterns.place_mut(place);
-            delivered += place.deliver(origin, relation, silent, &encode);
+            delivered += place.deliver(origin, relation, silent, &encode, groups);
         }
         delivered
     }
@@ -161,14 +171,14 @@ impl Patterns {
         }
     }
 
-    fn remove(&mut self, interest: &Interest, id: SubscriptionId) {
+    fn remove(&mut self, interest: &Interest, id: SubscriptionId, groups: &mut Groups) {
         let mut at = ROOT;
         let (levels, open) = levels(interest);
         for level in levels {
             let Some(child) = self.branches[at].children.get(&level) else { return };
             at = *child;
         }
-        self.place_mut(if open { At::All(at) } else { At::Here(at) }).remove(interest, id);
+        self.place_mut(if open { At::All(at) } else { At::Here(at) }).remove(interest, id, groups);
         // Branches that lead nowhere go, from the tip inwards.
         while let Branch { parent: Some((parent, level)), children, here, all } = &self.branches[at]
             && children.is_empty()

@@ -1,6 +1,7 @@
 //! The table against the plain decision of [`Interest::wants`], and that against the vectors.
 
 mod recovering;
+mod redelivering;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -32,6 +33,7 @@ fn interest(topic: &str, keys: Vec<String>, descends: bool) -> Interest {
         descends,
         scope: None,
         features: Features::NONE,
+        worker: None,
     }
 }
 
