@@ -187,12 +187,11 @@ impl Inbox {
                 // What is behind one whose handlers run.
                 let mut index = 0;
                 while self.handed_out.get(index).is_some_and(|message| message.delivery <= last) {
-                    match self.handed_out.get(index).is_some_and(is_done) {
-                        true => {
-                            let Some(message) = self.handed_out.remove(index) else { break };
-                            done(self, message, true);
-                        }
-                        false => index += 1,
+                    if self.handed_out.get(index).is_some_and(is_done) {
+                        let Some(message) = self.handed_out.remove(index) else { break };
+                        done(self, message, true);
+                    } else {
+                        index += 1;
                     }
                 }
             }

@@ -458,9 +458,12 @@ impl Subscriptions {
 
     /// A message was handed out, and is not handed over any more.
     pub(super) fn dropped(&mut self, topic: &str, dates_from: Option<Duration>, is_retained: bool) {
-        self.with_track(topic, |track| match is_retained {
-            true => track.owe_retained(),
-            false => track.dropped(dates_from),
+        self.with_track(topic, |track| {
+            if is_retained {
+                track.owe_retained();
+            } else {
+                track.dropped(dates_from);
+            }
         });
     }
 

@@ -193,18 +193,18 @@ impl World {
                 }
                 Output::WakeAt(at) => self.wake = at,
                 Output::Event(event) => self.told(event),
-                Output::Complete { request, result } => self.completed(request, result),
+                Output::Complete { request, result } => self.completed(request, &result),
             }
         }
     }
 
-    fn completed(&mut self, request: RequestId, result: Result<Reply, nolag_core::Error>) {
+    fn completed(&mut self, request: RequestId, result: &Result<Reply, nolag_core::Error>) {
         let what = self.open_calls.remove(&request);
         let outcome = result.as_ref().err().map_or("ok", |error| error.code()).to_owned();
         *self.tally.entry(format!("{} {outcome}", what.unwrap_or("?"))).or_default() += 1;
         self.outcomes.insert(request, outcome);
         assert!(what.is_some(), "{request:?} completed twice, or never asked: {result:?}");
-        if let Ok(Reply::Receipt(receipt)) = &result
+        if let Ok(Reply::Receipt(receipt)) = result
             && let Some((n, _)) = self.resolved.iter().find(|(_, of)| *of == request)
         {
             assert!(self.broker.accepted.contains_key(n), "{n} resolved, but the broker never accepted it");
