@@ -149,7 +149,8 @@ impl Subscriptions {
     pub(super) fn receiving(&mut self, topic: &str, features: Features) -> Option<Receiving<'_>> {
         let (index, topic, entry) = self.topics.get_full_mut(topic)?;
         let wanted = entry.wanted.as_mut()?;
-        if matches!(entry.held, Held::Yes { life, .. } if life != wanted.life) {
+        let is_ending = matches!(&entry.in_flight, Some(Operation { change: Change::Unsubscribe, .. }));
+        if is_ending || matches!(entry.held, Held::Yes { life, .. } if life != wanted.life) {
             return None;
         }
         let after_handler = wanted.mode.redeliver && features.has(Feature::Redeliver);
