@@ -162,8 +162,65 @@ pub(crate) struct Broker {
     pub(crate) address: Address,
     observed: Arc<Observed>,
     child: Child,
-    folder: PathBuf,
+    launch: Launch,
     output: Arc<Mutex<String>>,
+    /// Behind `child`, so that it is removed after the process is gone.
+    place: Place,
+}
+
+/// Where and how a broker is started, once and again.
+struct Place {
+    command: BrokerCommand,
+    profile: String,
+    folder: PathBuf,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // A failure leaves files in the temporary directory, and nothing else.
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+impl Place {
+    fn tokens(&self) -> PathBuf {
+        self.folder.join("tokens.json")
+    }
+
+    /// Starts a broker and waits until it listens.
+    async fn start(&self, launch: &Launch, output: &Arc<Mutex<String>>) -> Result<(Child, Address)> {
+        let mut process = Command::new(&self.command.program);
+        process.args(&self.command.arguments).current_dir(&self.folder);
+        for name in SETTINGS {
+            process.env_remove(name);
+        }
+        process
+            .env("NOLAG_COMPAT", &self.profile)
+            .env("WS_PORT", "0")
+            .env("BIND_ADDRESS", "127.0.0.1")
+            .env("MQTT_PORT", "off");
+        if launch.tokens.is_some() {
+            process.env("AUTH_FILE", self.tokens());
+        }
+        process.envs(&launch.settings);
+        process.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        let program = self.command.program.display();
+        let mut child = process.spawn().with_context(|| format!("starting {program}"))?;
+
+        if let Some(stderr) = child.stderr.take() {
+            tokio::spawn(keep(BufReader::new(stderr), output.clone()));
+        }
+        let mut stdout = BufReader::new(child.stdout.take().context("no standard output")?);
+        let mut line = String::new();
+        let read = patiently("first line on the broker's standard output", stdout.read_line(&mut line)).await;
+        tokio::spawn(keep(stdout, output.clone()));
+        let (Ok(Ok(_)), Some(url)) = (read, line.trim().strip_prefix("listening on ")) else {
+            let _ = child.kill().await;
+            let said = output.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            bail!("the broker did not start; its first line was `{}`, and it said: {said}", line.trim());
+        };
+        Ok((child, Address::parse(url)?))
+    }
 }
 
 impl Broker {
@@ -177,41 +234,20 @@ impl Broker {
         let folder =
             std::env::temp_dir().join(format!("nolag-conformance-{}-{}", std::process::id(), unique()));
         std::fs::create_dir_all(&folder)?;
-        let file = folder.join("tokens.json");
-        let mut process = Command::new(&command.program);
-        process.args(&command.arguments).current_dir(&folder);
-        for name in SETTINGS {
-            process.env_remove(name);
-        }
-        process
-            .env("NOLAG_COMPAT", profile)
-            .env("WS_PORT", "0")
-            .env("BIND_ADDRESS", "127.0.0.1")
-            .env("MQTT_PORT", "off");
+        let place = Place { command: command.clone(), profile: profile.to_owned(), folder };
         if let Some(tokens) = &launch.tokens {
-            write_tokens(&file, tokens)?;
-            process.env("AUTH_FILE", &file);
+            write_tokens(&place.tokens(), tokens)?;
         }
-        process.envs(&launch.settings);
-        process.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-        let mut child = process.spawn().with_context(|| format!("starting {}", command.program.display()))?;
-
         let output = Arc::new(Mutex::new(String::new()));
-        if let Some(stderr) = child.stderr.take() {
-            tokio::spawn(keep(BufReader::new(stderr), output.clone()));
-        }
-        let mut stdout = BufReader::new(child.stdout.take().context("no standard output")?);
-        let mut line = String::new();
-        let read = patiently("first line on the broker's standard output", stdout.read_line(&mut line)).await;
-        tokio::spawn(keep(stdout, output.clone()));
-        let (Ok(Ok(_)), Some(url)) = (read, line.trim().strip_prefix("listening on ")) else {
-            let _ = child.kill().await;
-            let said = output.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            let _ = std::fs::remove_dir_all(&folder);
-            bail!("the broker did not start; its first line was `{}`, and it said: {said}", line.trim());
-        };
-        let address = Address::parse(url)?;
-        Ok(Self { address, observed, child, folder, output })
+        let (child, address) = place.start(&launch, &output).await?;
+        Ok(Self { address, observed, child, launch, output, place })
+    }
+
+    /// Kills the process, and starts another in its place, on any free port. What it left in its directory is still there.
+    pub(crate) async fn restart(&mut self) -> Result<()> {
+        patiently("end of a process that is killed", self.child.kill()).await??;
+        (self.child, self.address) = self.place.start(&self.launch, &self.output).await?;
+        Ok(())
     }
 
     /// A connection that is not authenticated.
@@ -226,12 +262,12 @@ impl Broker {
 
     /// Replaces the entries of the token file, in one step.
     pub(crate) fn rewrite(&self, tokens: &Json) -> Result<()> {
-        write_tokens(&self.folder.join("tokens.json"), tokens)
+        write_tokens(&self.place.tokens(), tokens)
     }
 
     /// Replaces the token file by a text that is no JSON.
     pub(crate) fn break_tokens(&self) -> Result<()> {
-        write_file(&self.folder.join("tokens.json"), "{ \"tokens\": { \"half\": ")
+        write_file(&self.place.tokens(), "{ \"tokens\": { \"half\": ")
     }
 
     /// What it wrote on standard error, and on standard output after the first line.
@@ -262,9 +298,7 @@ impl Broker {
 
 impl Drop for Broker {
     fn drop(&mut self) {
-        // A failure leaves files in the temporary directory, and nothing else.
-        let _ = self.child.start_kill();
-        let _ = std::fs::remove_dir_all(&self.folder);
+        let _ = self.child.start_kill(); // it may have ended
     }
 }
 

@@ -283,7 +283,12 @@ fn tested_part(file: &str, content: &str) -> Option<usize> {
         return Some(0);
     }
     let is_tool = matches!(folders.first(), Some(&("conformance" | "xtask" | "bench")));
-    if is_tool { None } else { content.lines().position(|line| line.trim() == "#[cfg(test)]") }
+    if is_tool {
+        return None;
+    }
+    let lines: Vec<&str> = content.lines().map(str::trim).collect();
+    // Not where it says that another file is tests.
+    lines.windows(2).position(|pair| pair[0] == "#[cfg(test)]" && pair[1].ends_with('{'))
 }
 
 /// The statements that a line names, those between the two ends of a range included.
@@ -345,9 +350,11 @@ mod tests {
 
     #[test]
     fn only_tests_hold_statements() {
-        let inline = "//! C-001\n#[cfg(test)]\nmod tests;\n";
+        let inline = "//! C-001\n#[cfg(test)]\nmod tests {\n}\n";
         assert_eq!(tested_part("core/src/options.rs", inline), Some(1));
-        assert_eq!(tested_part("core/src/options.rs", "//! C-001\n"), None);
+        for content in ["//! C-001\n", "#[cfg(test)]\nmod tests;\n\n/// C-001\n"] {
+            assert_eq!(tested_part("core/src/options.rs", content), None);
+        }
         for file in
             ["core/tests/driver.rs", "conformance/src/cases/topics.rs", "bindings/python/tests/test_stats.py"]
         {

@@ -1,15 +1,16 @@
 //! Subscriptions that continue where they stopped, and publishes that are sent again (features 2, 3).
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use rmpv::Value;
+use serde_json::{Value as Json, json};
 
-use crate::broker::Launch;
+use crate::broker::{Broker, Launch, actor};
 use crate::client::Client;
-use crate::suite::{Case, Context, Needs, Target, case};
+use crate::suite::{Case, Context, Needs, NotRun, Target, case};
 use crate::wire::{frame, get, holds, kind, lacks, with};
 
 pub(super) fn cases() -> Vec<Case> {
-    use Needs::{Broker, Nothing};
+    use Needs::{Broker as Own, Nothing};
     vec![
         case!(
             "F-03",
@@ -18,7 +19,7 @@ pub(super) fn cases() -> Vec<Case> {
             "recovered: exactly what was missed, once, in order, before what is live",
             continues
         ),
-        case!("F-04", Extended, Broker, "a trimmed history answers `expired` and replays nothing", trimmed),
+        case!("F-04", Extended, Own, "a trimmed history answers `expired` and replays nothing", trimmed),
         case!(
             "F-05",
             Extended,
@@ -33,8 +34,16 @@ pub(super) fn cases() -> Vec<Case> {
             "filters and wildcards recover what they would have received",
             matching
         ),
+        case!("F-07", Extended, Own, "a subscription that lost its grant recovers nothing", lost_grant),
         case!("F-08", Extended, Nothing, "`history: 20` gives the newest 20 of 30", newest),
         case!("F-09", Extended, Nothing, "a publish sent three times reaches each subscriber once", repeated),
+        case!(
+            "F-10",
+            Extended,
+            Own,
+            "what is acknowledged as on disk is there after a kill, and memory is another run then",
+            killed
+        ),
     ]
 }
 
@@ -196,6 +205,71 @@ async fn matching(context: Context) -> Result<()> {
         let got = replayed(&frames, subscribed)?;
         let expected: Vec<Value> = expected.iter().copied().map(Value::from).collect();
         ensure!(got == expected, "{fields} recovered {got:?}");
+    }
+    Ok(())
+}
+
+/// F-07: refused as any other, and what it would have recovered comes to nobody.
+async fn lost_grant(context: Context) -> Result<()> {
+    let rules = |patterns: &[&str]| -> Json {
+        patterns
+            .iter()
+            .map(|pattern| json!({"pattern": pattern, "permission": "pubSub", "app_id": "app"}))
+            .collect()
+    };
+    let launch = Launch::tokens(json!({"before": actor("a", rules(&["t/kept", "t/lost"]))}));
+    let broker = context.start(launch).await?;
+    let mut before = broker.open().await?.negotiated("before", &["recover"]).await?;
+    let kept = position(&mut before, frame! {"topic" => "t/kept"}).await?;
+    let lost = position(&mut before, frame! {"topic" => "t/lost"}).await?;
+    for topic in ["t/kept", "t/lost"] {
+        publish(&mut before, topic, 0..3).await?;
+    }
+    before.vanish();
+    // Another token of the same actor, which no cache knows.
+    broker.rewrite(&json!({"after": actor("a", rules(&["t/kept"]))}))?;
+    let mut after = broker.open().await?.negotiated("after", &["recover"]).await?;
+    let subscribe =
+        |topic: &str, at: Value| frame! {"type" => "subscribe", "topic" => topic, "recover" => at};
+    after
+        .ask_for(subscribe("t/lost", lost), frame! {"type" => "error", "code" => 42_940, "topic" => "t/lost"})
+        .await?;
+    after.quiet().await?;
+    after.ask_for(subscribe("t/kept", kept), frame! {"type" => "subscribed", "recovered" => true}).await?;
+    let frames = after.settle().await?.0;
+    ensure!(replayed(&frames, "t/kept")?.len() == 3, "recovered {frames:?}");
+    Ok(())
+}
+
+/// F-10 and F-05.
+async fn killed(context: Context) -> Result<()> {
+    for store in [Some("store"), None] {
+        let launch = store.iter().fold(Launch::demo(), |launch, store| launch.set("STORE_PATH", *store));
+        let mut broker = context.start(launch).await?;
+        let target = |broker: &Broker| Target { address: broker.address.clone(), ..context.target() };
+        let topic = context.topic("killed");
+        let mut publisher = client(&target(&broker)).await?;
+        let at = position(&mut publisher, frame! {"topic" => context.topic("elsewhere")}).await?;
+        for data in 0..50_u64 {
+            let reply =
+                publisher.try_publish(frame! {"topic" => topic.as_str(), "data" => data, "qos" => 1}).await?;
+            holds(&reply, &frame! {"type" => "published"})?;
+            let level = get(&reply, "level").and_then(Value::as_str).unwrap_or_default();
+            if store.is_some() && level != "disk" {
+                bail!(NotRun(format!("the broker keeps nothing on a disk, but at the level `{level}`")));
+            }
+            ensure!(store.is_some() || level == "memory", "without a store the level is `{level}`");
+        }
+        broker.restart().await?;
+        let (reply, frames) = resume(&target(&broker), frame! {"topic" => topic.as_str()}, at).await?;
+        if store.is_none() {
+            holds(&reply, &frame! {"recovered" => false, "gap" => "epoch"})?;
+            ensure!(frames.is_empty(), "{frames:?} came");
+            continue;
+        }
+        holds(&reply, &frame! {"recovered" => true})?;
+        let expected: Vec<Value> = (0..50_u64).map(Value::from).collect();
+        ensure!(replayed(&frames, &topic)? == expected, "recovered {frames:?}");
     }
     Ok(())
 }
