@@ -80,6 +80,7 @@ where
         ending = writer.run() => ending,
         close = poll_fn(|context| outgoing.poll_closing(context)) => Ending::Close(close),
     };
+    session.broke_off(matches!(ending, Ending::Lost));
     // Nothing more reaches this connection from here on, and whoever watches it learns that it has gone.
     drop(session);
     // A peer that neither takes nor answers anything is left behind.

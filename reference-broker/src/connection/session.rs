@@ -55,6 +55,8 @@ pub(super) struct Session {
     revalidating: Option<BoxFuture<'static, Revalidation>>,
     /// Counted in the metrics as long as it lives.
     counted: Gauge,
+    /// It ends without a close, of either side.
+    broke_off: bool,
 }
 
 enum State {
@@ -133,7 +135,13 @@ impl Session {
             waiting: None,
             revalidating: None,
             counted,
+            broke_off: true,
         }
+    }
+
+    /// How the connection ended: without a close, of either side, or with one.
+    pub(super) fn broke_off(&mut self, broke_off: bool) {
+        self.broke_off = broke_off;
     }
 
     pub(super) fn extended(&self) -> bool {
@@ -578,7 +586,8 @@ impl Drop for Session {
     /// The connection has ended: it is subscribed to nothing and present nowhere.
     fn drop(&mut self) {
         self.counted.dec();
-        self.end_subscriptions();
+        let lost = self.broke_off && !self.outgoing.is_closing();
+        self.end_subscriptions(lost);
         self.end_presence();
     }
 }

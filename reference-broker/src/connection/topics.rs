@@ -449,15 +449,15 @@ impl Session {
         }
     }
 
-    /// Ends all subscriptions, with the connection.
-    pub(super) fn end_subscriptions(&mut self) {
+    /// Ends all subscriptions, with the connection, which was `lost` or closed.
+    pub(super) fn end_subscriptions(&mut self, lost: bool) {
         let (broker, connection) = (self.broker.clone(), self.outgoing.id());
         let Some(live) = self.live() else { return };
         for (_, subscription) in live.subscriptions.drain() {
             broker.hub.unsubscribe(&subscription);
         }
         if live.features.has(Feature::Redeliver) {
-            broker.hub.end(connection);
+            broker.hub.end(connection, lost);
         }
     }
 }

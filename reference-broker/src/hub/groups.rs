@@ -22,13 +22,19 @@ use super::members::SubscriptionId;
 use crate::outgoing::{ConnectionId, Outgoing};
 use crate::store::{Mark, Record};
 
+/// How long a message of a connection that was lost waits, so that members that go at the same moment are gone by then.
+const REST: Duration = Duration::from_millis(200);
+
+/// How many groups without members are remembered.
+const MAX_REMEMBERED: usize = 100_000;
+
 /// Names a group within this process.
 pub(super) type GroupId = usize;
 
 /// By what groups that redeliver go.
 #[derive(Debug, Clone)]
 pub(super) struct Terms {
-    /// How often a message is handed out after the first time.
+    /// How often a message is handed out again after a member failed to deal with it.
     pub(super) redeliver_max: u32,
     /// How long a group without members is remembered.
     pub(super) remembered: Duration,
@@ -75,19 +81,21 @@ pub(super) struct Groups {
     /// What each connection holds, by message id.
     held: HashMap<ConnectionId, Held>,
     due: BTreeSet<(Instant, Due)>,
+    /// Those without members, by when they are forgotten.
+    remembered: BTreeSet<(Instant, GroupId)>,
     /// The newest number given out.
     newest: u64,
     /// For when the clock's owner has been told to look.
     armed: Option<Instant>,
     clock: Arc<Notify>,
     effects: Effects,
-    /// Those with a new member, which may have something for it.
-    joined: Vec<Joined>,
+    /// Those whose members have changed.
+    changed: Vec<Changed>,
 }
 
-/// A group that redelivers and has a new member.
+/// A group that redelivers and has other members than before.
 #[derive(Debug)]
-pub(super) struct Joined {
+pub(super) struct Changed {
     pub(super) group: GroupId,
     /// If it was without members: what it gets, and the newest number that it knows of. What history has kept since then
     /// goes to [`Groups::offer_kept`].
@@ -98,8 +106,8 @@ pub(super) struct Joined {
 enum Due {
     /// A message is not acknowledged in time.
     Message(GroupId, u64),
-    /// A group without members is forgotten.
-    Forget(GroupId),
+    /// Messages have rested.
+    Serve(GroupId),
 }
 
 #[derive(Debug)]
@@ -140,7 +148,7 @@ impl Member {
 
     fn has_room(&self, loads: &Loads) -> bool {
         let load = || loads.get(&self.outgoing.id()).copied().unwrap_or(0);
-        self.interest.worker.is_none() || load() < MAX_UNACKED
+        (self.interest.worker.is_none() || load() < MAX_UNACKED) && !self.outgoing.is_closing()
     }
 }
 
@@ -158,11 +166,12 @@ impl Groups {
             named: HashMap::new(),
             held: HashMap::new(),
             due: BTreeSet::new(),
+            remembered: BTreeSet::new(),
             newest: 0,
             armed: None,
             clock: Arc::default(),
             effects: Effects::default(),
-            joined: Vec::new(),
+            changed: Vec::new(),
         }
     }
 
@@ -204,12 +213,17 @@ impl Groups {
 
     /// When to call [`Groups::tick`] next.
     pub(super) fn next_due(&mut self) -> Option<Instant> {
-        self.armed = self.due.first().map(|(at, _)| *at);
+        let firsts = [self.due.first().map(|(at, _)| *at), self.remembered.first().map(|(at, _)| *at)];
+        self.armed = firsts.into_iter().flatten().min();
         self.armed
     }
 
     fn schedule(&mut self, at: Instant, due: Due) {
         self.due.insert((at, due));
+        self.arm(at);
+    }
+
+    fn arm(&mut self, at: Instant) {
         if self.armed.is_none_or(|armed| at < armed) {
             self.armed = Some(at);
             self.clock.notify_one();
@@ -241,11 +255,11 @@ impl Groups {
         if let Some(redelivery) = &mut group.redelivery {
             let mut revived = None;
             if let Some(at) = redelivery.forget_at.take() {
-                self.due.remove(&(at, Due::Forget(id)));
+                self.remembered.remove(&(at, id));
                 let keys = key.map(str::to_owned).into_iter().collect();
                 revived = Some((Interest { keys, ..(*interest).clone() }, redelivery.ledger.seen()));
             }
-            self.joined.push(Joined { group: id, revived });
+            self.changed.push(Changed { group: id, revived });
         } else if interest.worker.is_some() {
             self.named.insert(full_name.clone(), id);
             self.effects.marks.push(Mark { group: full_name.clone(), done: Some(newest) });
@@ -270,13 +284,23 @@ impl Groups {
         let id = here[at];
         let group = &mut self.all[id];
         group.remove(subscription);
-        if group.members.is_empty() {
-            here.swap_remove(at);
-            if group.redelivery.is_some() {
-                self.remember(id);
-            } else {
-                self.all.remove(id);
+        if !group.members.is_empty() {
+            // What waited for it may have to go to those who are left.
+            if group.redelivery.as_ref().is_some_and(|redelivery| !redelivery.ledger.is_served()) {
+                self.changed.push(Changed { group: id, revived: None });
             }
+            return;
+        }
+        here.swap_remove(at);
+        if group.redelivery.is_none() {
+            self.all.remove(id);
+            return;
+        }
+        self.remember(id);
+        if self.remembered.len() > MAX_REMEMBERED
+            && let Some((_, oldest)) = self.remembered.pop_first()
+        {
+            self.forget(oldest);
         }
     }
 
@@ -292,13 +316,14 @@ impl Groups {
         let at = Instant::now() + self.terms.remembered;
         if let Some(redelivery) = &mut self.all[id].redelivery {
             redelivery.forget_at = Some(at);
-            self.schedule(at, Due::Forget(id));
+            self.remembered.insert((at, id));
+            self.arm(at);
         }
     }
 
-    /// The groups that have new members since this was asked last; they are to be served.
-    pub(super) fn joined(&mut self) -> Vec<Joined> {
-        mem::take(&mut self.joined)
+    /// The groups whose members have changed since this was asked last; they are to be served.
+    pub(super) fn changed(&mut self) -> Vec<Changed> {
+        mem::take(&mut self.changed)
     }
 
     /// A message that history kept while a group had no members; [`Groups::serve`] hands it out.
@@ -335,22 +360,24 @@ impl Groups {
         let Some(group) = self.all.get_mut(id) else { return };
         let Some(redelivery) = &mut group.redelivery else { return };
         let (members, next) = (&group.members, &mut group.next);
+        let now = Instant::now();
         let mut due = Vec::new();
         while !redelivery.ledger.is_served() {
             let loads = redelivery.ledger.loads();
             if !members.values().any(|member| member.has_room(loads)) {
                 break;
             }
-            let Some((item, at)) = redelivery.ledger.take(|item, loads| choose(members, *next, item, loads))
+            let Some((item, at)) =
+                redelivery.ledger.take(now, |item, loads| choose(members, *next, item, loads))
             else {
                 break;
             };
             *next = (at + 1) % members.len();
             let Member { interest, outgoing } = &members[at];
             let (record, msg_id) = (item.record.clone(), self.terms.msg_id(&item.record));
-            let again = item.times > 0 || record.seq <= self.terms.before;
+            let again = item.holder.is_some() || record.seq <= self.terms.before;
             if let Some(worker) = &interest.worker {
-                let (holder, until) = (outgoing.id(), Instant::now() + worker.ack_timeout);
+                let (holder, until) = (outgoing.id(), now + worker.ack_timeout);
                 due.push((until, record.seq));
                 let held = self.held.entry(holder).or_default();
                 held.entry(msg_id.clone()).or_default().push((id, record.seq));
@@ -386,17 +413,22 @@ impl Groups {
         }
     }
 
-    /// A connection that is in no group any more has ended: what it holds goes to others.
-    pub(super) fn end(&mut self, connection: ConnectionId) {
+    /// A connection that is in no group any more has ended: what it holds goes to others. `lost`: it broke off, and that may be
+    /// the fault of what it held.
+    pub(super) fn end(&mut self, connection: ConnectionId, lost: bool) {
         let held = self.held.remove(&connection).unwrap_or_default();
         let mut places: Vec<_> = held.into_values().flatten().collect();
         places.sort_unstable();
+        let rests_until = lost.then(|| Instant::now() + REST);
         for (id, seq) in &places {
-            self.give_back(*id, *seq);
+            self.give_back(*id, *seq, lost, rests_until);
         }
         places.dedup_by_key(|(id, _)| *id);
         for (id, _) in places {
             self.serve(id);
+            if let Some(until) = rests_until {
+                self.schedule(until, Due::Serve(id));
+            }
         }
     }
 
@@ -411,11 +443,19 @@ impl Groups {
             match due {
                 Due::Message(id, seq) => {
                     self.release(id, seq);
-                    self.give_back(id, seq);
+                    self.give_back(id, seq, true, None);
                     touched.insert(id);
                 }
-                Due::Forget(id) => self.forget(id),
+                Due::Serve(id) => {
+                    touched.insert(id);
+                }
             }
+        }
+        while let Some((at, id)) = self.remembered.first().copied()
+            && at <= now
+        {
+            self.remembered.pop_first();
+            self.forget(id);
         }
         for id in touched {
             self.serve(id);
@@ -444,10 +484,11 @@ impl Groups {
         Some(item)
     }
 
-    /// A message that was not acknowledged waits for another member, unless it was handed out often enough.
-    fn give_back(&mut self, id: GroupId, seq: u64) {
+    /// A message that was not acknowledged waits for another member, unless members failed to deal with it often enough.
+    fn give_back(&mut self, id: GroupId, seq: u64, failed: bool, rests_until: Option<Instant>) {
         let Some(item) = self.take_back(id, seq) else { return };
-        if item.times > self.terms.redeliver_max {
+        let item = Item { failures: item.failures + u32::from(failed), rests_until, ..item };
+        if item.failures > self.terms.redeliver_max {
             self.effects.exhausted.push(item.record);
         } else if let Some(redelivery) = &mut self.all[id].redelivery {
             redelivery.ledger.put_back(item);
@@ -460,6 +501,7 @@ impl Groups {
         if !redelivery.ledger.is_idle() {
             return self.remember(id);
         }
+        self.effects.lost += redelivery.ledger.returned() as u64;
         let full_name = redelivery.full_name.clone();
         self.all.remove(id);
         self.named.remove(&full_name);

@@ -21,10 +21,12 @@ pub(super) struct Item {
     pub(super) record: Arc<Record>,
     /// The connection that shall not get it.
     pub(super) silent: Option<ConnectionId>,
-    /// How often it was handed out.
-    pub(super) times: u32,
     /// Who had it last.
     pub(super) holder: Option<ConnectionId>,
+    /// How often a member failed to deal with it.
+    pub(super) failures: u32,
+    /// Nobody gets it before.
+    pub(super) rests_until: Option<Instant>,
 }
 
 /// A message that is out.
@@ -107,9 +109,16 @@ impl Ledger {
     }
 
     /// Takes out the first waiting message, oldest first, that somebody is found for.
-    pub(super) fn take<M>(&mut self, find: impl Fn(&Item, &Loads) -> Option<M>) -> Option<(Item, M)> {
+    pub(super) fn take<M>(
+        &mut self,
+        now: Instant,
+        find: impl Fn(&Item, &Loads) -> Option<M>,
+    ) -> Option<(Item, M)> {
         let find = |item: &Item| find(item, &self.loads);
-        let returned = self.returned.iter().find_map(|(seq, item)| Some((*seq, find(item)?)));
+        let rested =
+            self.returned.iter().filter(|(_, item)| item.rests_until.is_none_or(|until| until <= now));
+        let returned =
+            rested.map(|(seq, item)| (*seq, item)).find_map(|(seq, item)| Some((seq, find(item)?)));
         if let Some((seq, member)) = returned {
             return Some((self.returned.remove(&seq)?, member));
         }
@@ -119,7 +128,7 @@ impl Ledger {
                 gone.push(*seq);
                 continue;
             };
-            let item = Item { record, silent: *silent, times: 0, holder: None };
+            let item = Item { record, silent: *silent, holder: None, failures: 0, rests_until: None };
             if let Some(member) = find(&item) {
                 gone.push(*seq);
                 found = Some((item, member));
@@ -136,7 +145,7 @@ impl Ledger {
     /// A message that was taken out is with a connection now, which has until then to acknowledge it.
     pub(super) fn hand(&mut self, item: Item, holder: ConnectionId, due: Instant) {
         *self.loads.entry(holder).or_default() += 1;
-        let item = Item { times: item.times + 1, holder: Some(holder), ..item };
+        let item = Item { holder: Some(holder), ..item };
         self.out.insert(item.record.seq, Out { item, holder, due });
     }
 
@@ -176,6 +185,11 @@ impl Ledger {
             self.out.first_key_value().map(|(seq, _)| *seq),
         ];
         firsts.into_iter().flatten().min().map_or(self.seen, |first| first - 1)
+    }
+
+    /// How many messages wait that were handed out before.
+    pub(super) fn returned(&self) -> usize {
+        self.returned.len()
     }
 
     /// How many messages were lost to the bounds of history since this was asked last.

@@ -309,7 +309,7 @@ impl Hub {
             self.replay(outgoing, Replay::retained(&interest, self.extended, retained));
             self.replay(outgoing, Replay::framed(&interest, self.extended, history));
         }
-        self.serve_joined(&mut state);
+        self.serve_changed(&mut state);
         Subscription { id, interest }
     }
 
@@ -372,13 +372,15 @@ impl Hub {
         let newest = state.seq;
         state.table.groups.reach(newest);
         state.table.insert(&interest, previous.id, outgoing);
-        self.serve_joined(&mut state);
+        self.serve_changed(&mut state);
         Subscription { id: previous.id, interest }
     }
 
     /// Ends a subscription: nothing is queued for it any more when this returns.
     pub(crate) fn unsubscribe(&self, subscription: &Subscription) {
-        self.state.lock().table.remove(&subscription.interest, subscription.id);
+        let mut state = self.state.lock();
+        state.table.remove(&subscription.interest, subscription.id);
+        self.serve_changed(&mut state);
         self.metrics.subscriptions.dec();
     }
 

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::envelope::{Coming, Envelope};
-use super::groups::{Effects, Handed, Joined};
+use super::groups::{Changed, Effects, Handed};
 use super::{Hub, Publication, State};
 use crate::outgoing::ConnectionId;
 use crate::store::{Change, Record};
@@ -26,10 +26,11 @@ impl Hub {
         self.carry_out(&mut state);
     }
 
-    /// A connection without subscriptions has ended: what it holds goes to others.
-    pub(crate) fn end(&self, connection: ConnectionId) {
+    /// A connection without subscriptions has ended: what it holds goes to others. `lost`: it broke off, by no will of its own or
+    /// the broker's.
+    pub(crate) fn end(&self, connection: ConnectionId, lost: bool) {
         let mut state = self.state.lock();
-        state.table.groups.end(connection);
+        state.table.groups.end(connection, lost);
         self.carry_out(&mut state);
     }
 
@@ -46,9 +47,9 @@ impl Hub {
         self.state.lock().table.groups.clock()
     }
 
-    /// Gives new members what waits in their groups.
-    pub(super) fn serve_joined(&self, state: &mut State) {
-        for Joined { group, revived } in state.table.groups.joined() {
+    /// Gives the members of groups that have changed what waits there.
+    pub(super) fn serve_changed(&self, state: &mut State) {
+        for Changed { group, revived } in state.table.groups.changed() {
             if let Some((interest, after)) = revived {
                 for record in state.history.wanted(&interest, after) {
                     state.table.groups.offer_kept(group, record);

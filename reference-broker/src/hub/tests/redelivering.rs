@@ -86,9 +86,16 @@ impl Member {
         }
     }
 
+    /// Closes.
     fn end(mut self, hub: &Hub) {
         self.leave(hub);
-        hub.end(self.outgoing.id());
+        hub.end(self.outgoing.id(), false);
+    }
+
+    /// Breaks off.
+    fn vanish(mut self, hub: &Hub) {
+        self.leave(hub);
+        hub.end(self.outgoing.id(), true);
     }
 }
 
@@ -173,6 +180,24 @@ async fn what_is_not_acknowledged_in_time_goes_on() {
     assert_eq!((one.numbers(), two.numbers()), (vec![], vec![]));
 }
 
+/// What could only go to one that was busy goes to those who are left when that leaves.
+#[tokio::test(start_paused = true)]
+async fn who_leaves_is_not_waited_for() {
+    let hub = hub(&Settings::default());
+    let one = Member::join(&hub, 1, worker("jobs"));
+    publish(&hub, "app/jobs", 1);
+    assert_eq!(one.numbers(), [(1, false)]);
+    advance(TIMEOUT / 2).await;
+    let mut busy = Member::join(&hub, 2, worker("jobs"));
+    publish(&hub, "app/jobs", 2 * MAX_UNACKED - 1);
+    assert_eq!((one.got().len(), busy.got().len()), (MAX_UNACKED - 1, MAX_UNACKED));
+    advance(TIMEOUT / 2).await;
+    hub.tick();
+    assert_eq!(one.numbers(), [], "it had it last");
+    busy.leave(&hub);
+    assert_eq!(one.numbers(), [(1, true)]);
+}
+
 /// A message that nobody acknowledges is handed out `REDELIVER_MAX` times more, then dropped and counted, and published under the
 /// name for such messages; from there it goes no further.
 #[tokio::test(start_paused = true)]
@@ -205,6 +230,44 @@ async fn what_nobody_acknowledges_is_given_up() {
     }
     assert_eq!((dead.numbers(), drain(&anybody).len()), (vec![], 0));
     assert_eq!(hub.tick(), None);
+}
+
+/// Members that break off at the same moment do not use up a message's attempts, nor do those that close, or are closed: so a
+/// deployment loses nothing. One that breaks off by itself may have failed over what it held.
+#[tokio::test(start_paused = true)]
+async fn who_goes_with_others_did_not_fail() {
+    let hub = hub(&Settings { redeliver_max: 1, ..Settings::default() });
+    let rest = Duration::from_millis(200);
+    let crowd: Vec<_> = (1..=9).map(|id| Member::join(&hub, id, worker("jobs"))).collect();
+    publish(&hub, "app/jobs", 1);
+    assert_eq!(crowd[0].numbers(), [(1, false)]);
+    for member in crowd {
+        assert_eq!(member.numbers(), []);
+        member.vanish(&hub);
+    }
+    let next = Member::join(&hub, 10, worker("jobs"));
+    assert_eq!(next.numbers(), [], "it rests");
+    advance(rest).await;
+    hub.tick();
+    assert_eq!(next.numbers(), [(1, true)]);
+    next.end(&hub);
+    for id in 11..=15 {
+        let member = Member::join(&hub, id, worker("jobs"));
+        assert_eq!(member.numbers(), [(1, true)]);
+        // The broker closes it, so it is given nothing more.
+        let closing = Member::join(&hub, 100, worker("jobs"));
+        closing.outgoing.close(nolag_protocol::codes::DRAINING.into());
+        member.end(&hub);
+        assert_eq!(closing.numbers(), []);
+        closing.end(&hub);
+    }
+    let last = Member::join(&hub, 16, worker("jobs"));
+    assert_eq!(last.numbers(), [(1, true)]);
+    last.vanish(&hub);
+    advance(rest).await;
+    hub.tick();
+    assert!(hub.metrics.text().contains("redeliver_exhausted\"} 1"), "the second that failed over it");
+    assert_eq!(Member::join(&hub, 17, worker("jobs")).numbers(), []);
 }
 
 /// A group begins with its first member; without members its messages wait within the bounds of history, and it is
@@ -411,7 +474,7 @@ fn a_restart_hands_out_what_was_open() {
 enum Step {
     Publish(usize),
     Join,
-    End(usize),
+    End(usize, bool),
     Leave(usize),
     Acknowledge(usize, usize),
     Wait(u64),
@@ -421,7 +484,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         3 => (1..200_usize).prop_map(Step::Publish),
         2 => Just(Step::Join),
-        1 => any::<usize>().prop_map(Step::End),
+        1 => (any::<usize>(), any::<bool>()).prop_map(|(who, lost)| Step::End(who, lost)),
         1 => any::<usize>().prop_map(Step::Leave),
         3 => (any::<usize>(), 0..300_usize).prop_map(|(who, count)| Step::Acknowledge(who, count)),
         2 => (1..20_u64).prop_map(Step::Wait),
@@ -437,6 +500,7 @@ struct Model {
     out: BTreeMap<u64, (ConnectionId, u64)>,
     seen: BTreeSet<u64>,
     ids: HashMap<u64, String>,
+    /// In ms.
     now: u64,
 }
 
@@ -445,7 +509,7 @@ impl Model {
         assert!(!self.done.contains(&got.seq), "{} was acknowledged", got.seq);
         assert_eq!(got.again, !self.seen.insert(got.seq), "{got:?}");
         assert_eq!(*self.ids.entry(got.seq).or_insert_with(|| got.msg_id.clone()), got.msg_id);
-        let before = self.out.insert(got.seq, (id, self.now + TIMEOUT.as_secs()));
+        let before = self.out.insert(got.seq, (id, self.now + 30_000));
         assert_eq!(before, None, "{} is with somebody", got.seq);
     }
 
@@ -472,6 +536,7 @@ proptest! {
             let mut next = 1;
             let finish = [Step::Join].into_iter().chain((0..200).map(|who| Step::Acknowledge(who, usize::MAX)));
             for step in steps.into_iter().chain(finish) {
+                let mut wait = 0;
                 match step {
                     Step::Publish(count) => {
                         publish(&hub, "app/jobs", count);
@@ -481,11 +546,12 @@ proptest! {
                         members.push(Member::join(&hub, next, worker("jobs")));
                         next += 1;
                     }
-                    Step::End(who) if !members.is_empty() => {
+                    Step::End(who, lost) if !members.is_empty() => {
                         let member = members.remove(who % members.len());
                         let id = member.outgoing.id();
-                        member.end(&hub);
+                        if lost { member.vanish(&hub) } else { member.end(&hub) }
                         model.out.retain(|_, (holder, _)| *holder != id);
+                        wait = u64::from(lost) * 200;
                     }
                     Step::Leave(who) if !members.is_empty() => {
                         let at = who % members.len();
@@ -501,14 +567,15 @@ proptest! {
                             model.done.insert(*seq);
                         }
                     }
-                    Step::Wait(seconds) => {
-                        advance(Duration::from_secs(seconds)).await;
-                        model.now += seconds;
-                        let now = model.now;
-                        model.out.retain(|_, (_, due)| *due > now);
-                        hub.tick();
-                    }
+                    Step::Wait(seconds) => wait = seconds * 1_000,
                     _ => {}
+                }
+                if wait > 0 {
+                    advance(Duration::from_millis(wait)).await;
+                    model.now += wait;
+                    let now = model.now;
+                    model.out.retain(|_, (_, due)| *due > now);
+                    hub.tick();
                 }
                 for member in &members {
                     for got in member.got() {
