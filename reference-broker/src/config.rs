@@ -61,7 +61,7 @@ pub struct Settings {
     pub recover_limit: usize,
     /// For how long a publish is recognised when it is sent again.
     pub dedupe_window: Duration,
-    /// How often a message of a group is handed out again after the first time.
+    /// How often a message of a group is handed out again after a member broke off with it, or let the time pass.
     pub redeliver_max: u32,
     /// The topic name, in place of the last level of its own, under which a message is published that was handed out so often.
     pub dead_letter_topic: Option<String>,
@@ -264,7 +264,7 @@ struct CommandLine {
     /// How long a publish is recognised when it is sent again, in seconds
     #[arg(long, default_value_t = 600)]
     dedupe_window_seconds: u64,
-    /// How often a message of a group whose members acknowledge is handed out again
+    /// How often a message of a worker group is handed out again after a member broke off with it or let the time pass
     #[arg(long, default_value_t = 5)]
     redeliver_max: u32,
     /// Name of the topic, beside its own, for a message that nobody acknowledged [default: it is dropped]

@@ -519,7 +519,7 @@ impl Model {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(24))]
     /// F-13, F-14: whatever members do, a message is with one of them or waits only while nobody has room; none is handed out after it
     /// was acknowledged, and in the end all are, once each.
     #[test]
