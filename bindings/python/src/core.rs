@@ -208,9 +208,15 @@ impl Core {
         self.ask(py, waiter, Call::Subscribe { topic, options })
     }
 
-    /// How far the application is with a topic: an epoch and a number.
+    /// How far the application is with a topic: an epoch and a number. What the driver has not learnt of counts the next time.
     fn position(&self, topic: &str) -> Option<(String, u64)> {
-        let position = self.is_usable().then(|| self.handle.position(topic)).flatten()?;
+        if !self.is_usable() {
+            return None; // the lock may have been held when the process was forked
+        }
+        if self.queue.has_finished() {
+            self.handle.poke();
+        }
+        let position = self.handle.position(topic)?;
         Some((position.epoch.to_string(), position.seq))
     }
 

@@ -151,6 +151,11 @@ impl Queue {
         all.len()
     }
 
+    /// Whether some are, that the driver has not learnt of.
+    pub(crate) fn has_finished(&self) -> bool {
+        !lock(&self.finished).is_empty()
+    }
+
     pub(crate) fn set_full(&self, full: bool) {
         self.full.store(full, Ordering::Release);
     }

@@ -16,6 +16,7 @@ from nolag import (
     NoLagError,
     NoLagOptions,
     OfflineQueueOptions,
+    Position,
     QoS,
     Receipt,
     SubscribeOptions,
@@ -51,12 +52,24 @@ def on_answer(error: Exception | None) -> None:
     assert_type(error, Exception | None)
 
 
+def features(client: NoLag) -> None:
+    """Use what a broker may grant."""
+    assert_type(client.features, frozenset[str])
+    again = client.subscription("a/b/c", resume_from={"epoch": "e", "seq": 1}, history=20)
+    assert_type(again.position, Position | None)
+    assert_type(client.position("a/b/c"), Position | None)
+    SubscribeOptions(load_balance=True, redeliver=True, ack_timeout=5)
+    SubscribeOptions(resume_from=Position("e", 1))
+    client.notify_offline()
+
+
 async def main() -> None:
     """Use what there is."""
     options = NoLagOptions(
         url="ws://localhost:8080/ws",
         qos=QoS.AT_LEAST_ONCE,
         offline_queue=OfflineQueueOptions(max_messages=10),
+        features=["recover", "dedupe"],
     )
     NoLag("token", {"url": "ws://localhost:8080/ws"})
     NoLag(token, url="ws://localhost:8080/ws", qos=2)
@@ -95,7 +108,7 @@ async def main() -> None:
                 assert_type(message, Message)
                 assert_type(message.meta, MessageMeta)
                 message.ack()
-        async for message in client.messages("a/b/c"):
+        async for message in client.messages("a/b/c", history=20):
             assert_type(message, Message)
 
         room = client.set_app("a").set_room("b")

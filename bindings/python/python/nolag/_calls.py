@@ -318,7 +318,14 @@ class Calls(Mirror):
         if data is not None:
             self._last_room = (app, room)
         check_payload("set_presence", room, data)  # also where it is only remembered
-        self._soon(lambda core: core.set_presence(ignore, app, room, data))
+
+        def settle(error: NoLagError | None, _reply: Any) -> None:
+            if error is not None:
+                self._failed(error)
+            elif data is None:
+                self._forget_roster(app, room)
+
+        self._soon(lambda core: core.set_presence(settle, app, room, data))
 
     async def _fetch_presence(self, app: str | None, room: str | None) -> list[ActorPresence]:
         core = self._connected_core()

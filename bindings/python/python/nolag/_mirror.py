@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nolag._registry import Registry
@@ -147,6 +148,14 @@ class Mirror(Registry):
         # Without the feature `rooms` the broker does not tell the app.
         return dict(self._rosters.get((app, room)) or self._rosters.get((None, room), {}))
 
+    def _forget_roster(self, app: str | None, room: str | None) -> None:
+        """Know nothing more of a room that was left; without an app, of the last of that slug."""
+        key = next(
+            (key for key in reversed(self._rosters) if key[1] == room and app in (None, key[0])),
+            (app, room),
+        )
+        self._rosters.pop(key, None)
+
     def _room_made(self) -> None:
         """Let calls go on that wait for others."""
         raise NotImplementedError
@@ -212,7 +221,7 @@ class Mirror(Registry):
         self, payload: tuple[str | None, str | None, str | None, int, list[str]]
     ) -> None:
         actor_id, actor_type, project_id, protocol_version, features = payload
-        self._features = frozenset(features)
+        self._features = _granted(tuple(features))
         self._state, self._was_connected, self._recovering = "connected", True, True
         self._actor_id = actor_id or self._options.actor_token_id
         self._actor_type = _actor_type(actor_type)
@@ -292,6 +301,12 @@ class Mirror(Registry):
         """One of the replayed messages has come."""
         if self._replay is not None:
             self._replay["received"] += 1
+
+
+@lru_cache(maxsize=128)
+def _granted(names: tuple[str, ...]) -> frozenset[str]:
+    """Give a set that the clients of a program share."""
+    return frozenset(names)
 
 
 def _actor_type(name: str | None) -> ActorType | str | None:

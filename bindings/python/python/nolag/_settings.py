@@ -27,6 +27,9 @@ _T = TypeVar("_T")
 #: How many messages of the history a subscription may begin with.
 _MOST_HISTORY = 1_000
 
+#: How many seconds a member of a group may take to acknowledge a message.
+_LONGEST_ACK_TIMEOUT = 3_600
+
 #: The longest name of a run of numbers, in bytes.
 _LONGEST_EPOCH = 64
 
@@ -132,9 +135,23 @@ def subscribe(given: SubscribeOptions | Mapping[str, Any] | None) -> dict[str, A
         "filters": options.filters,
         "history": _history(options.history),
         "resume_from": _position(options.resume_from),
-        "redeliver": options.redeliver,
-        "ack_timeout": options.ack_timeout,
+        "redeliver": _flag("redeliver", options.redeliver),
+        "ack_timeout": _ack_timeout(options.ack_timeout),
     }
+
+
+def _flag(name: str, given: Any) -> bool:
+    if isinstance(given, bool):
+        return given
+    message = f"{name} is {given!r}: True or False is expected"
+    raise ConfigError(message)
+
+
+def _ack_timeout(given: Any) -> float | None:
+    if given is None or (isinstance(given, (int, float)) and 1 <= given <= _LONGEST_ACK_TIMEOUT):
+        return given
+    message = f"ack_timeout is {given!r}: seconds from 1 to {_LONGEST_ACK_TIMEOUT} are expected"
+    raise ConfigError(message)
 
 
 def _history(given: Any) -> int | None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         LobbyPresenceState,
         Message,
         MessageHandler,
+        Position,
         QoS,
         Receipt,
         SubscribeOptions,
@@ -129,6 +130,10 @@ class Room:
     def messages(self, topic: str, **options: Any) -> AsyncGenerator[Message, None]:
         """Iterate over the messages of one of the room's topics; see `NoLag.messages`."""
         return self._client.messages(self._full_topic(topic), **options)
+
+    def position(self, topic: str) -> Position | None:
+        """Tell how far one of the room's topics is handled; see `Subscription.position`."""
+        return self._client.position(self._full_topic(topic))
 
     def on(self, topic: str, handler: MessageHandler) -> Room:
         """Handle the messages of one of the room's topics."""

@@ -46,8 +46,9 @@ class Subscription:
     topic by then; `async for` iterates. Iteration ends when the client is closed, and with an error
     when the broker refuses or takes the topic away, or the client gives up.
 
-    A message counts as handled when it is taken; in the mode "after_handler" when the next one is
-    asked for.
+    A message counts as handled when it is taken; in the mode "after_handler", and in groups with
+    redelivery, when the next one is asked for, or the block of `async with` is left without an
+    exception.
     """
 
     def __init__(self, client: Calls, topic: str, buffer: int, overflow: str) -> None:
@@ -132,6 +133,7 @@ class Subscription:
         trace: TracebackType | None,
     ) -> None:
         """Unsubscribe, if nobody else needs the topic."""
+        self._done_with_current(succeeded=error is None)
         await self.unsubscribe()
 
     def __aiter__(self) -> Subscription:
@@ -168,6 +170,7 @@ class Subscription:
     def __del__(self) -> None:
         """Unsubscribe, if nobody else needs the topic."""
         if hasattr(self, "_is_full"):
+            self._done_with_current(succeeded=False)  # nobody has said that it went well
             self._leave()
 
     def __repr__(self) -> str:
@@ -215,7 +218,8 @@ class Subscription:
         self._done_with_current()
         self._ended = True
         while self._waiting:
-            self._waiting.popleft()[1].done()
+            ticket = self._waiting.popleft()[1]
+            ticket.done(succeeded=not ticket.waits)
         self._release()
         return self._client._reader_leaves(self)
 
@@ -232,7 +236,7 @@ class Subscription:
         if self._wanted is not None and not self._wanted.done():
             self._wanted.set_result(None)
 
-    def _done_with_current(self) -> None:
+    def _done_with_current(self, *, succeeded: bool = True) -> None:
         if self._current is not None:
             ticket, self._current = self._current, None
-            ticket.done()
+            ticket.done(succeeded=succeeded)
