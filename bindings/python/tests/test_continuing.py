@@ -54,7 +54,7 @@ class TestLosses:
     async def test_a_restart(self, tmp_path: Path, clients: Clients, *, kept: bool) -> None:
         """Without a store the gap is told with its reason; with one there is none (F-05)."""
         settings = {"STORE_PATH": str(tmp_path / "store")} if kept else {}
-        broker = Broker(tmp_path, **settings)
+        broker = Broker(tmp_path, 0, **settings)
         try:
             alice = await clients.connect(broker.url, "alice")
             bob = await clients.connect(broker.url, "bob")
@@ -110,7 +110,8 @@ class TestPositions:
         await alice.publish(TOPIC, 4)
 
         after = await clients.connect(broker.url, "bob")
-        for given in (stored, tuple(stored), stored._asdict()):
+        given: Position | dict[str, Any]
+        for given in (stored, stored._asdict()):
             async with after.subscription(TOPIC, resume_from=given) as subscription:
                 heard = [await within(anext(subscription)) for _ in range(3)]
                 assert [message.data for message in heard] == [2, 3, 4]

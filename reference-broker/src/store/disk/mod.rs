@@ -1,14 +1,14 @@
 //! A store in one file, that a broker started again reads back (features 2, 3 and 6).
 //!
-//! What the hub tells waits in a [`Queue`] for the one thread that writes. It takes all that has gathered, writes it
+//! What the hub tells waits in a queue for the one thread that writes. It takes all that has gathered, writes it
 //! in one transaction, and then tells everybody who waited: so a sync is shared by all that came during the one before.
 //!
 //! **Where it cannot write** (the disk is full, or fails), whoever waits is told [`Full`], and so is everybody who asks
 //! with [`Store::check`], while the thread opens the file again from time to time. What had gathered is kept meanwhile and
 //! written first, so that the file tells the same as the hub's memory in the end.
 //!
-//! - [`file`]: what lies in the file, and how
-//! - [`writer`]: the thread
+//! - `file`: what lies in the file, and how
+//! - `writer`: the thread
 
 mod file;
 #[cfg(test)]
