@@ -25,7 +25,7 @@ class Ticket:
 
     def __init__(self, client: Calls, delivery: int, count: int, *, waits: bool) -> None:
         """Wait for so many; whether each is done only when it asks for the next message."""
-        self.waits = waits
+        self.waits: bool = waits
         self._client = client
         self._delivery = delivery
         self._count = count
