@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nolag._registry import Registry
@@ -303,10 +302,12 @@ class Mirror(Registry):
             self._replay["received"] += 1
 
 
-@lru_cache(maxsize=128)
+#: The sets of features that were granted; the clients of a program share them.
+_GRANTED: dict[tuple[str, ...], frozenset[str]] = {}
+
+
 def _granted(names: tuple[str, ...]) -> frozenset[str]:
-    """Give a set that the clients of a program share."""
-    return frozenset(names)
+    return _GRANTED.setdefault(names, frozenset(names))
 
 
 def _actor_type(name: str | None) -> ActorType | str | None:
