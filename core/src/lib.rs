@@ -8,6 +8,7 @@
 //! | --- | --- |
 //! | [`session`] | connection, subscriptions, publishes, acknowledgements, presence, lobbies |
 //! | `driver` | with the feature `native`: runs a session over sockets |
+//! | `door` | with the feature `door`: a client in terms of bytes, for other languages |
 //! | `client` | with the feature `native`: the async API of Rust programs |
 //! | [`options`] | what a caller may set, with its defaults |
 //! | [`event`] | what a caller is told |
@@ -15,6 +16,8 @@
 
 #[cfg(feature = "native")]
 pub mod client;
+#[cfg(feature = "door")]
+pub mod door;
 #[cfg(feature = "native")]
 pub mod driver;
 pub mod error;

@@ -6,73 +6,18 @@ use std::time::Duration;
 
 use futures_util::{SinkExt as _, StreamExt as _};
 use nolag_core::Client;
-use nolag_core::driver::memory::{Memory, ServerEnd};
+use nolag_core::driver::memory::Memory;
 use nolag_core::event::{Event, State};
 use nolag_core::options::{Qos, ReceiveOverflow};
-use nolag_protocol::frame::{ClientFrame, PresenceList, ServerFrame};
-use tokio::sync::mpsc::Receiver;
-use tokio_tungstenite::WebSocketStream;
+use nolag_protocol::frame::{ClientFrame, PresenceList};
 use tokio_tungstenite::tungstenite::Message;
-use tokio_tungstenite::tungstenite::protocol::Role;
 
 #[path = "kit/mod.rs"]
 mod kit;
+#[path = "kit/peer.rs"]
+mod peer;
 use kit::{accepted, message, number, published, subscribed, unsubscribed};
-
-/// The broker's end of one connection.
-struct Peer(WebSocketStream<ServerEnd>);
-
-impl Peer {
-    async fn accept(queue: &mut Receiver<ServerEnd>) -> Self {
-        let end = queue.recv().await.unwrap();
-        Self(WebSocketStream::from_raw_socket(end, Role::Server, None).await)
-    }
-
-    /// The next frame, heartbeats left out; `None` after a close.
-    async fn read(&mut self) -> Option<Vec<u8>> {
-        loop {
-            match self.0.next().await {
-                Some(Ok(Message::Binary(bytes))) if !bytes.is_empty() => return Some(bytes.to_vec()),
-                Some(Ok(Message::Close(_))) | None => return None,
-                _ => {}
-            }
-        }
-    }
-
-    async fn send<'a>(&mut self, frame: impl Into<ServerFrame<'a>>) {
-        self.0.send(Message::binary(frame.into().to_vec())).await.unwrap();
-    }
-
-    /// Lets a client in, and grants its one subscription.
-    async fn welcome(&mut self) {
-        for _ in 0..2 {
-            let bytes = self.read().await.unwrap();
-            match ClientFrame::decode(&bytes).unwrap() {
-                ClientFrame::Auth(_) => self.send(accepted()).await,
-                ClientFrame::Subscribe(frame) => self.send(subscribed(frame.topic)).await,
-                other => panic!("{other:?}"),
-            }
-        }
-    }
-
-    /// Answers what is asked until `count` publishes were seen; returns them.
-    async fn serve(&mut self, count: usize) -> Vec<u64> {
-        let mut seen = Vec::new();
-        while seen.len() < count {
-            let bytes = self.read().await.unwrap();
-            match ClientFrame::decode(&bytes).unwrap() {
-                ClientFrame::Auth(_) => self.send(accepted()).await,
-                ClientFrame::Subscribe(frame) => self.send(subscribed(frame.topic)).await,
-                ClientFrame::Publish(frame) => {
-                    seen.push(kit::value(frame.data.bytes));
-                    self.send(published(frame.topic, frame.msg_ref.0)).await;
-                }
-                other => panic!("{other:?}"),
-            }
-        }
-        seen
-    }
-}
+use peer::Peer;
 
 /// A cut, a silent peer and a close, end to end: publishes arrive in order, and the last frame before a close is the client's.
 #[tokio::test(start_paused = true)]

@@ -56,7 +56,8 @@ pub trait Host: Send + 'static {
     fn complete(&mut self, request: RequestId, result: Result<Reply, Error>);
     /// A turn is over: all that was ready has been handed over.
     fn flush(&mut self);
-    /// What has become of messages since it was last asked. It is asked at the end of each turn, and [`Handle::poke`] makes one.
+    /// What has become of messages since it was last asked. It is asked at the end of each turn, until there is nothing more, and
+    /// [`Handle::poke`] makes one.
     fn dispatched(&mut self) -> Option<Dispatched>;
     /// A frame is sent or came: what kind it is, if a known one, and its size in bytes. It is for logs, and told only where
     /// [`wants_frames`](Self::wants_frames) says so.
@@ -329,10 +330,10 @@ impl<H: Host> Driver<H> {
 
     /// Tells the session what the host has done with messages, if anything.
     fn report(&mut self) -> bool {
-        let report = self.host.dispatched();
-        let is_any = report.is_some();
-        if let Some(report) = report {
+        let mut is_any = false;
+        while let Some(report) = self.host.dispatched() {
             self.session.dispatched(self.clock.now(), report);
+            is_any = true;
         }
         is_any
     }

@@ -42,7 +42,7 @@ pub(crate) struct Naps {
 impl Naps {
     /// For how long the machine has slept since the last look, if it has.
     pub(crate) fn look(&mut self, clock: Duration) -> Option<Duration> {
-        self.compare(clock, SystemTime::now().duration_since(UNIX_EPOCH).ok()?)
+        self.compare(clock, date())
     }
 
     fn compare(&mut self, clock: Duration, date: Duration) -> Option<Duration> {
@@ -50,6 +50,11 @@ impl Naps {
         let ahead = date.saturating_sub(date_before).saturating_sub(clock.saturating_sub(clock_before));
         (ahead > SLEEP).then_some(ahead)
     }
+}
+
+/// The date, since 1970.
+pub(crate) fn date() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 /// Rings at a time of a clock. To put it off is free: the timer below is moved when it rings, not before.
