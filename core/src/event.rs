@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use nolag_protocol::frame::ServerFrame;
+use nolag_protocol::frame::Message as Frame;
 
 use crate::Error;
 use crate::options::{AckMode, Features, Qos};
@@ -201,25 +201,84 @@ pub struct Message {
     pub ack_mode: AckMode,
     /// The whole frame.
     pub(crate) frame: Bytes,
+    /// What lies where in it.
+    pub(crate) places: Places,
 }
 
 impl Message {
-    /// All that came beside the payload; it is read from the frame at each call, so that nobody pays for what nobody asks.
+    /// All that came beside the payload.
     pub fn meta(&self) -> Meta<'_> {
-        let Ok(ServerFrame::Message(frame)) = ServerFrame::decode(&self.frame) else {
-            return Meta::default(); // what is handed over was read as a message before
-        };
+        let at = &self.places;
+        let text = |place| self.text(place);
         Meta {
-            msg_id: frame.msg_id,
-            retained: frame.retained == Some(true),
-            redelivered: frame.redelivered == Some(true),
-            from: frame.from,
-            from_type: frame.from_type,
-            filter: frame.filter.filter(|filter| *filter != "#"), // an artefact of kraken 0.4 (K-039)
-            timestamp: frame.timestamp,
-            source_topic: frame.source_topic,
-            seq: frame.seq,
-            trace: frame.trace,
+            msg_id: text(at.msg_id),
+            retained: at.retained,
+            redelivered: at.redelivered,
+            from: text(at.from),
+            from_type: text(at.from_type),
+            filter: text(at.filter),
+            timestamp: at.timestamp,
+            source_topic: text(at.source_topic),
+            seq: at.seq,
+            trace: text(at.trace),
+        }
+    }
+
+    fn text(&self, Place { start, len }: Place) -> Option<&str> {
+        let (start, len) = (usize::try_from(start).ok()?, usize::try_from(len).ok()?);
+        self.frame.get(start..start.checked_add(len)?).and_then(|text| std::str::from_utf8(text).ok())
+    }
+}
+
+/// Where in its frame a message's texts lie, and what came with them: a frame is read once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Places {
+    msg_id: Place,
+    from: Place,
+    from_type: Place,
+    filter: Place,
+    source_topic: Place,
+    trace: Place,
+    timestamp: Option<u64>,
+    seq: Option<u64>,
+    retained: bool,
+    redelivered: bool,
+}
+
+/// Some bytes of a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Place {
+    start: u32,
+    len: u32,
+}
+
+impl Default for Place {
+    /// Nowhere.
+    fn default() -> Self {
+        Self { start: u32::MAX, len: u32::MAX }
+    }
+}
+
+impl Places {
+    /// The places of a message that was read from these bytes.
+    pub(crate) fn of(message: &Frame<'_>, bytes: &Bytes) -> Self {
+        let place = |text: Option<&str>| {
+            let text = text?;
+            let start = (text.as_ptr() as usize).checked_sub(bytes.as_ptr() as usize)?;
+            Some(Place { start: u32::try_from(start).ok()?, len: u32::try_from(text.len()).ok()? })
+        };
+        let place = |text| place(text).unwrap_or_default();
+        Self {
+            msg_id: place(message.msg_id),
+            from: place(message.from),
+            from_type: place(message.from_type),
+            filter: place(message.filter.filter(|filter| *filter != "#")), // an artefact of kraken 0.4 (K-039)
+            source_topic: place(message.source_topic),
+            trace: place(message.trace),
+            timestamp: message.timestamp,
+            seq: message.seq,
+            retained: message.retained == Some(true),
+            redelivered: message.redelivered == Some(true),
         }
     }
 }

@@ -58,6 +58,7 @@ mod tests {
             ack_mode: crate::options::AckMode::Auto,
             requires_ack: false,
             frame: Bytes::new(),
+            places: crate::event::Places::default(),
         }
     }
 

@@ -14,7 +14,7 @@ use nolag_protocol::frame::{Ack, BatchAck, Ids, Message as Frame};
 
 use super::effects::Effects;
 use super::subscriptions::{Receiving, Subscriptions};
-use crate::event::{Event, Message, Topic, Warning};
+use crate::event::{Event, Message, Places, Topic, Warning};
 use crate::options::{AckMode, Options};
 
 /// How many acknowledgements may wait for a connection (client-api 7.4).
@@ -159,6 +159,7 @@ impl Inbox {
             requires_ack,
             ack_mode,
             frame: bytes.clone(),
+            places: Places::of(frame, bytes),
         }));
         if is_replay {
             subscriptions.note_moved(index); // it may lie before what the application was told
