@@ -159,6 +159,22 @@ async fn publishes_and_their_answers() {
     assert_eq!((&error["code"], &error["local"]), (&"invalid_topic".into(), &true.into()));
 }
 
+/// Whoever holds calls back is told once when there is room for more.
+#[tokio::test(start_paused = true)]
+async fn room_for_calls() {
+    let (mut host, mut peer) = Host::subscribed(plain()).await;
+    for n in 0..3 {
+        host.send(["publish".into(), 0.into(), "t".into(), n.into()]);
+    }
+    assert_eq!(host.door.open_calls(), 3);
+    host.send(["room".into(), 2.into()]);
+    peer.serve(2).await;
+    host.item("room").await;
+    assert!(host.door.open_calls() < 2);
+    host.send(["room".into(), 2.into()]);
+    host.item("room").await;
+}
+
 /// API-072: the application is asked for each token; one that it has not got is a failure that passes.
 #[tokio::test(start_paused = true)]
 async fn tokens_are_asked_for() {

@@ -1,12 +1,11 @@
-//! The one thread that does the I/O of all clients of a process. It starts with the first connect, and never holds up the
-//! interpreter's end.
+//! Processes and their forks: a client belongs to the process that made it.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
+use nolag_core::driver::native;
 use pyo3::prelude::*;
-use tokio::runtime::{Builder, Handle};
+use tokio::runtime::Handle;
 
 /// How often this process was forked off another.
 static FORKS: AtomicU64 = AtomicU64::new(0);
@@ -24,19 +23,5 @@ pub(crate) fn generation() -> u64 {
 
 /// Where clients of this process run.
 pub(crate) fn handle() -> io::Result<Handle> {
-    static RUNNING: Mutex<Option<(u64, Handle)>> = Mutex::new(None);
-    let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
-    match &*running {
-        Some((generation, handle)) if *generation == self::generation() => Ok(handle.clone()),
-        _ => {
-            let runtime = Builder::new_current_thread().enable_all().build()?;
-            let handle = runtime.handle().clone();
-            std::thread::Builder::new()
-                .name("nolag".to_owned())
-                .spawn(move || runtime.block_on(std::future::pending::<()>()))?;
-            // The parent's is left as it is: its thread does not exist here, its sockets are the parent's.
-            std::mem::forget(running.replace((self::generation(), handle.clone())));
-            Ok(handle)
-        }
-    }
+    native::background(generation())
 }

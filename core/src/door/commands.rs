@@ -7,7 +7,7 @@ use bytes::Bytes;
 use nolag_protocol::msgpack::{Reader, Token};
 
 use super::fields::{self, each, flag, group, owned, qos, texts, time, unfit, unknown, wait, whole};
-use super::{Door, Malformed, lock};
+use super::{Door, Malformed, fit, lock};
 use crate::Error;
 use crate::event::Room;
 use crate::options::{Position, PublishOptions, Secret, SubscribeOptions};
@@ -54,6 +54,13 @@ impl<'a> Command<'a> {
                     door.handle.poke();
                 }
             }
+            "room" => {
+                let room = usize::try_from(self.whole()?).unwrap_or(usize::MAX);
+                door.shared.room.store(room, Ordering::Relaxed);
+                let mut items = Vec::new();
+                door.shared.tell_room(&mut items);
+                door.shared.append(&mut items);
+            }
             "hint" => door.handle.hint(match self.text()? {
                 "online" => Hint::Online,
                 "offline" => Hint::Offline,
@@ -77,9 +84,12 @@ impl<'a> Command<'a> {
                     0 => RequestId(door.shared.unawaited.fetch_add(1, Ordering::Relaxed)),
                     number => RequestId(number),
                 };
-                let asked = self.call(verb)?.and_then(|call| door.handle.call(request, call));
-                if let Err(error) = asked {
-                    door.shared.complete(request, Err(error));
+                let call = self.call(verb)?;
+                door.shared.open.fetch_add(1, Ordering::Relaxed);
+                if let Err(error) = call.and_then(|call| door.handle.call(request, call)) {
+                    let mut items = Vec::new();
+                    door.shared.complete(&mut items, request, Err(error));
+                    door.shared.append(&mut items);
                 }
             }
         }
@@ -181,7 +191,8 @@ impl<'a> Command<'a> {
     }
 
     fn payload(&mut self) -> Outcome<Bytes> {
-        Ok(Bytes::copy_from_slice(self.reader.value()?.0))
+        let (value, contents) = self.reader.value()?;
+        Ok(if contents.ext { fit::back(value).into() } else { Bytes::copy_from_slice(value) })
     }
 
     /// Something that may be nil, or not be there.

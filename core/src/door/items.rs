@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use nolag_protocol::msgpack::{Reader, Token, single, write};
+use nolag_protocol::msgpack::{Token, write};
 
 use super::NOBODY;
 use crate::Error;
@@ -183,6 +183,11 @@ pub(super) fn question(out: &mut Vec<u8>, number: u64, request: &TokenRequest) {
         Some(error) => self::error(out, error),
         None => write::token(out, Token::Nil),
     }
+}
+
+/// There is room for calls again.
+pub(super) fn room(out: &mut Vec<u8>) {
+    head(out, "room", 0);
 }
 
 pub(super) fn frame(out: &mut Vec<u8>, sent: bool, kind: &str, bytes: usize) {
@@ -479,23 +484,7 @@ fn whole_ms(time: Duration) -> u64 {
     time.as_millis() as u64
 }
 
-/// A value as it came, but for text that is not UTF-8, which becomes bytes: not every decoder takes it otherwise.
+/// A value of the application's, made [`fit`](super::fit::out) for the host.
 fn value(out: &mut Vec<u8>, bytes: &[u8]) {
-    match single(bytes) {
-        Ok(contents) if contents.broken_text => {
-            let mut reader = Reader::new(bytes);
-            while let Ok(token) = reader.token() {
-                write::token(
-                    out,
-                    match token {
-                        Token::Str(text) if std::str::from_utf8(text).is_err() => Token::Bin(text),
-                        token => token,
-                    },
-                );
-            }
-        }
-        Ok(_) => out.extend_from_slice(bytes),
-        // What the session hands over was read as one value before.
-        Err(_) => write::token(out, Token::Nil),
-    }
+    super::fit::out(out, bytes);
 }

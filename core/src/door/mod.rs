@@ -10,6 +10,7 @@
 //! | `commands` | what comes in |
 //! | `items` | what goes out |
 //! | `fields` | maps whose keys are names |
+//! | `fit` | values that every decoder takes |
 //!
 //! # Commands
 //!
@@ -39,6 +40,7 @@
 //! | `upTo` | a delivery: all up to it were dispatched |
 //! | `handled` | deliveries whose handlers succeeded, deliveries whose handlers failed |
 //! | `full` | whether the application takes no more messages for now |
+//! | `room` | a number: `room` is to be told once when fewer calls than this are open |
 //! | `hint` | `online`, `offline`, `suspend`, `resume` or `now` |
 //! | `token` | the number of the question, the token, for how many ms it is valid or nil |
 //! | `tokenFailed` | the number of the question, why, whether asking again is of no use |
@@ -72,19 +74,23 @@
 //! | `presenceReplaced` | app or nil, room |
 //! | `lobby` | `lobby`, `lobbyId`, `room`, `app`, `actorId`, `change`, `data` |
 //! | `token` | the number of the question, reason, attempt, the last error or nil |
+//! | `room` | |
 //! | `frame` | whether it was sent, its kind, its bytes; only where the settings say `debug` |
 //!
-//! Text in them that is not UTF-8 goes out as bytes. An error is a map: `class`, `code`, `message`, `retryable`, `fatal`,
+//! In the application's values what a decoder may not take is made fit: text that is not UTF-8 goes out as bytes; a key of a map that
+//! is neither text nor a number, a boolean or nil becomes text, `0x` and its bytes; and but for timestamps an extension of type `t`
+//! goes out as one of type 1, whose first byte is `t`. Commands give extensions in the same way. An error is a map: `class`, `code`, `message`, `retryable`, `fatal`,
 //! `outcomeUnknown`, and where known `topic`, `hint`, `detail`, `serverCode`, `status`, `op`, `msgRef`, `maxSizeBytes`, `local`.
 
 mod commands;
 mod fields;
+mod fit;
 mod items;
 pub mod settings;
 
 use std::collections::HashMap;
 use std::future::Future;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -130,6 +136,10 @@ struct Shared {
     questions: Mutex<HashMap<u64, oneshot::Sender<Result<Token, TokenFailure>>>>,
     asked: AtomicU64,
     unawaited: AtomicU64,
+    /// Calls that are not complete.
+    open: AtomicUsize,
+    /// Below how many of them the application wants to be told; 0 for never.
+    room: AtomicUsize,
     /// The date when the session's clock began, since 1970.
     started: Duration,
 }
@@ -164,6 +174,8 @@ impl Door {
             questions: Mutex::default(),
             asked: AtomicU64::new(0),
             unawaited: AtomicU64::new(NOBODY),
+            open: AtomicUsize::new(0),
+            room: AtomicUsize::new(0),
             started: runtime::date(),
         });
         let provider = settings.asks_for_tokens().then(|| provider(Arc::clone(&shared)));
@@ -192,6 +204,11 @@ impl Door {
             self.handle.poke();
         }
         self.handle.position(topic)
+    }
+
+    /// How many calls are not complete.
+    pub fn open_calls(&self) -> usize {
+        self.shared.open.load(Ordering::Relaxed)
     }
 
     /// What counts (client-api 14): a map, times in ms.
@@ -231,10 +248,20 @@ impl Shared {
         }
     }
 
-    fn complete(&self, request: RequestId, result: Result<Reply, Error>) {
-        let mut items = Vec::new();
-        items::done(&mut items, request, result);
-        self.append(&mut items);
+    /// A call is complete.
+    fn complete(&self, items: &mut Vec<u8>, request: RequestId, result: Result<Reply, Error>) {
+        self.open.fetch_sub(1, Ordering::Relaxed);
+        items::done(items, request, result);
+    }
+
+    /// Tells that there is room for calls, if that is wanted and so.
+    fn tell_room(&self, items: &mut Vec<u8>) {
+        let room = self.room.load(Ordering::Relaxed);
+        if room > self.open.load(Ordering::Relaxed)
+            && self.room.compare_exchange(room, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        {
+            items::room(items);
+        }
     }
 }
 
@@ -263,11 +290,12 @@ impl Host for Sill {
     }
 
     fn complete(&mut self, request: RequestId, result: Result<Reply, Error>) {
-        items::done(&mut self.turn, request, result);
+        self.shared.complete(&mut self.turn, request, result);
     }
 
     fn flush(&mut self) {
         self.topic = None;
+        self.shared.tell_room(&mut self.turn);
         self.shared.append(&mut self.turn);
     }
 
@@ -313,12 +341,6 @@ fn provider(shared: Arc<Shared>) -> TokenProvider {
             token.await.unwrap_or_else(|_| Err(gone()))
         })
     })
-}
-
-/// What is wrong with the name of an app, a room, or the last level of a topic, if anything is.
-pub fn check_name(name: &str) -> Option<String> {
-    let fault = nolag_protocol::topic::check_name(name).err()?;
-    Some(format!("{name:?} is no name of an app, room or topic: {fault}"))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

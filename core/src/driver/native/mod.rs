@@ -7,11 +7,13 @@
 //! | `proxy` | the way through a proxy |
 //! | `tls` | what is trusted |
 //! | `upgrade` | from a connection to a WebSocket |
+//! | `background` | the thread for clients of other languages |
 //! | `socket` | a WebSocket as a [`Link`]; `ahead` reads for it |
 //!
 //! Every failure says which step it was, what was wrong and, where that can be known, what would be right.
 
 mod ahead;
+mod background;
 mod deadline;
 mod dial;
 mod proxy;
@@ -27,6 +29,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::rustls::ClientConfig;
 use tungstenite::http::{HeaderMap, HeaderName, HeaderValue};
 
+pub use background::background;
 pub use dial::{Resolver, Resolving};
 pub use proxy::Proxy;
 pub(crate) use socket::WebSocket;
