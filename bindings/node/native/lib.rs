@@ -1,6 +1,6 @@
 //! The native half of the npm package `@nolag/core-rs` in Node: `nolag_core::door`, and nothing else.
 
-use napi::bindgen_prelude::{Buffer, Either, Function, Uint8Array};
+use napi::bindgen_prelude::{Either, Function, Uint8Array};
 use napi::threadsafe_function::ThreadsafeFunctionCallMode;
 use napi::{Error, Result};
 use napi_derive::napi;
@@ -56,7 +56,7 @@ impl Door {
 
     /// All items that are ready.
     #[napi]
-    pub fn take(&self) -> Option<Buffer> {
+    pub fn take(&self) -> Option<Uint8Array> {
         let items = self.door.as_ref()?.take();
         (!items.is_empty()).then(|| items.into())
     }
@@ -78,7 +78,7 @@ impl Door {
 
     /// What counts.
     #[napi]
-    pub fn stats(&self) -> Option<Buffer> {
+    pub fn stats(&self) -> Option<Uint8Array> {
         Some(self.door.as_ref()?.stats().into())
     }
 
