@@ -14,7 +14,15 @@ import {
 } from "./errors.js";
 import { Lane, type Settle } from "./lane.js";
 import type { KeepAlive, Native, Platform, Position } from "./native.js";
-import { clientOptions, filterList, publishOptions, settings, subscribeOptions, topicName } from "./options.js";
+import {
+  clientOptions,
+  filterList,
+  publishOptions,
+  settings,
+  subscribeOptions,
+  topicName,
+  waitOptions,
+} from "./options.js";
 import { fit, pack, unpack } from "./payload.js";
 import { AppContext } from "./rooms.js";
 import { Subscription } from "./subscription.js";
@@ -76,7 +84,8 @@ export class NoLagClient extends Dispatcher {
    * Connects, and stays connected from then on. While it is connecting already, this waits for that attempt. `initialConnect` says
    * what becomes of a first attempt that fails: by default this rejects, and the attempts go on where that may help.
    */
-  async connect({ signal }: { signal?: AbortSignal } = {}): Promise<void> {
+  async connect(options: { signal?: AbortSignal } = {}): Promise<void> {
+    const { signal } = waitOptions(options, "connect");
     signal?.throwIfAborted();
     const url = this.options.url ?? this.platform.url();
     if (!url) throw new ConfigError('a URL is missing: give NoLag(token, { url: "ws://…" })', "url_required");
@@ -161,16 +170,19 @@ export class NoLagClient extends Dispatcher {
     return this.close();
   }
 
-  /** Waits until the client is connected, whoever connects it. */
-  waitForConnected({ timeoutMs, signal }: { timeoutMs?: number; signal?: AbortSignal } = {}): Promise<void> {
-    return new Promise((resolve, reject) => {
+  /** Waits until the client is connected, whoever connects it. Rejects when the client gives up. */
+  async waitForConnected(options: { timeoutMs?: number; signal?: AbortSignal } = {}): Promise<void> {
+    const { timeoutMs, signal } = waitOptions(options, "waitForConnected");
+    await new Promise<void>((resolve, reject) => {
       let timer: ReturnType<typeof setTimeout> | undefined;
       const end = (settle: () => void) => {
         clearTimeout(timer);
         this.off("state", look as never);
+        this.off("failed", fail as never);
         signal?.removeEventListener("abort", abort);
         settle();
       };
+      const fail = (error: NoLagError) => end(() => reject(error));
       const look = () => {
         if (this.mirrored === "connected") end(resolve);
       };
@@ -188,6 +200,7 @@ export class NoLagClient extends Dispatcher {
         timer = setTimeout(() => end(late), timeoutMs);
       }
       this.on("state", look);
+      this.on("failed", fail);
       look();
     });
   }
@@ -261,7 +274,7 @@ export class NoLagClient extends Dispatcher {
       value = fit(data, { op: "emit", topic });
     } catch (error) {
       if (!(error instanceof EncodeError)) throw error;
-      done?.(error);
+      if (done) this.failed(error, done);
       this.fire("error", error);
       return;
     }
@@ -282,7 +295,8 @@ export class NoLagClient extends Dispatcher {
   }
 
   /** Waits until nothing that was published is unanswered. */
-  async flush({ timeoutMs, signal }: { timeoutMs?: number; signal?: AbortSignal } = {}): Promise<void> {
+  async flush(options: { timeoutMs?: number; signal?: AbortSignal } = {}): Promise<void> {
+    const { timeoutMs, signal } = waitOptions(options, "flush");
     if (this.lane.door !== undefined) await this.#call("flush", [timeoutMs], signal);
   }
 
@@ -299,8 +313,9 @@ export class NoLagClient extends Dispatcher {
       this.failed(new NotConnectedError({ topic }), done);
       return;
     }
+    const settle = this.#settle(done);
     this.#subscribed.add(topic);
-    this.lane.call("subscribe", [topic, given && present(given)], this.#settle(done));
+    this.lane.call("subscribe", [topic, given && present(given)], settle);
   }
 
   /** Unsubscribes. Handlers of the topic stay; iterators of it end. */
@@ -336,14 +351,19 @@ export class NoLagClient extends Dispatcher {
     const given = subscribeOptions(options, true);
     topicName(topic);
     options.signal?.throwIfAborted();
-    if (this.mirrored === "closed" || this.mirrored === "failed" || this.mirrored === "closing") throw new ClosedError();
+    if (this.mirrored === "closed" || this.mirrored === "failed" || this.mirrored === "closing")
+      throw new ClosedError();
     const buffer = this.options.receiveBuffer;
     const size = options.bufferSize ?? buffer?.maxMessages ?? 1_024;
     const overflow = options.overflow ?? buffer?.overflow ?? "pause";
     const reader = new Subscription<T>(this, topic, size, overflow, options.signal);
     const readers = this.readers.get(topic);
     this.readers.set(topic, [...(readers ?? []), reader as Subscription<unknown>]);
-    this.lane.call("subscribe", [topic, given && present(given)], (error) => reader.settle(error));
+    this.lane.call("subscribe", [topic, given && present(given)], (error) => {
+      reader.settle(error);
+      // It needs the topic no more. What a closed client wanted, it wants again.
+      if (error !== null && !(error instanceof ClosedError)) void this.readerLeaves(reader as Subscription<unknown>);
+    });
     return reader;
   }
 
@@ -359,12 +379,15 @@ export class NoLagClient extends Dispatcher {
 
   /** Acknowledges messages, in manual mode. */
   batchAck(msgIds: string[]): void {
-    filterList(msgIds, true);
+    if (!Array.isArray(msgIds) || !msgIds.every((id) => typeof id === "string")) {
+      throw new ConfigError("ack: the ids of messages are text");
+    }
     if (this.lane.door !== undefined) this.lane.call("ack", [msgIds]);
   }
 
   /** How far a topic's messages are handled; see `Subscription.position`. */
   position(topic: string): Position | null {
+    topicName(topic);
     this.lane.flush();
     return this.lane.door?.position(topic) ?? null;
   }
@@ -376,6 +399,9 @@ export class NoLagClient extends Dispatcher {
   setPresence(data: PresenceData, roomId: string, callback?: AckCallback): void;
   setPresence(data: PresenceData, room?: string | AckCallback, callback?: AckCallback): void {
     const [roomId, done] = typeof room === "function" ? [null, room] : [room ?? null, callback];
+    if (roomId !== null && typeof roomId !== "string") {
+      throw new ConfigError(`setPresence: the room is text, not ${typeof roomId}`);
+    }
     this.announce(null, roomId, data, done);
   }
 
@@ -403,7 +429,7 @@ export class NoLagClient extends Dispatcher {
       value = fit(data, { op: "setPresence", ...(room !== null && { topic: room }) });
     } catch (error) {
       if (!(error instanceof EncodeError)) throw error;
-      callback?.(error);
+      if (callback) this.failed(error, callback);
       this.fire("error", error);
       return;
     }
@@ -414,7 +440,7 @@ export class NoLagClient extends Dispatcher {
       if (error === null && data === null) this.forgetRoster(app ?? undefined, room ?? undefined);
       if (!isOff) settle?.(error, reply);
     });
-    if (isOff) callback?.(new NotConnectedError());
+    if (isOff && callback) this.failed(new NotConnectedError(), callback);
   }
 
   /** @internal */
@@ -507,7 +533,8 @@ export class NoLagClient extends Dispatcher {
 
   /** Takes an answer for a callback; without one, nobody waits. */
   #settle(callback: AckCallback | undefined): Settle | undefined {
-    if (callback === undefined) return undefined;
+    if (callback === undefined || callback === null) return undefined;
+    if (typeof callback !== "function") throw new ConfigError(`a callback is a function, not ${typeof callback}`);
     return (error) => {
       this.guard(
         () => callback(error),
@@ -518,7 +545,7 @@ export class NoLagClient extends Dispatcher {
 
   /** A failure reaches the callback, or else is an `error` event, unless the native half tells of it anyway. */
   protected failed(error: NoLagError, callback?: AckCallback): void {
-    if (callback !== undefined) {
+    if (callback !== undefined && callback !== null) {
       this.guard(
         () => callback(error),
         (failure) => this.handlerFailed(failure),
@@ -603,8 +630,10 @@ export class NoLagClient extends Dispatcher {
     fetch().then(
       ([token, expires]) => this.lane.tell("token", number, token, expires),
       (failure) => {
-        const fatal = Object(failure).fatal === true;
-        this.lane.tell("tokenFailed", number, `the token provider failed: ${Object(failure).message ?? failure}`, fatal);
+        const { message, fatal } = Object(failure);
+        const why =
+          typeof message === "string" ? message : typeof failure === "object" ? "no reason given" : String(failure);
+        this.lane.tell("tokenFailed", number, `the token provider failed: ${why}`, fatal === true);
       },
     );
   }

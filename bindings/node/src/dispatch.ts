@@ -318,7 +318,10 @@ export abstract class Dispatcher extends Mirror implements Owner {
     error(this: Dispatcher, raw: RawError) {
       const error = errorOf(raw);
       if (error.serverCode === ACCESS_REVOKED && error.topic !== undefined) {
-        for (const reader of this.readers.get(error.topic) ?? []) reader.end(error);
+        for (const reader of this.readers.get(error.topic) ?? []) {
+          reader.end(error);
+          void this.readerLeaves(reader);
+        }
       }
       this.fire("error", error);
     },
@@ -378,7 +381,8 @@ export abstract class Dispatcher extends Mirror implements Owner {
   };
 }
 
-const TELLERS: Readonly<Record<string, ((this: Dispatcher, ...args: never[]) => void) | undefined>> = Dispatcher.tellers;
+const TELLERS: Readonly<Record<string, ((this: Dispatcher, ...args: never[]) => void) | undefined>> =
+  Dispatcher.tellers;
 
 interface RawIdentity {
   actorId: string | null;

@@ -33,7 +33,9 @@ const filters: Check = (value) =>
     ? undefined
     : "a list of texts, or of lists of texts";
 const signal: Check = (value) =>
-  object(value) === undefined && "aborted" in (value as object) ? undefined : "an AbortSignal";
+  typeof Object(value).aborted === "boolean" && typeof Object(value).addEventListener === "function"
+    ? undefined
+    : "an AbortSignal";
 const overflow = oneOf("pause", "dropOldest", "dropNewest");
 
 type Table = { readonly [name: string]: Check | Table };
@@ -131,6 +133,8 @@ const EMIT: Table = {
 
 const PUBLISH: Table = { ...EMIT, signal };
 
+const WAIT: Table = { timeoutMs: time, signal };
+
 /** Checks options against a table; those that are `undefined` or null count as absent. */
 function check(given: unknown, table: Table, what: string, prefix = ""): void {
   if (typeof given !== "object" || given === null) {
@@ -210,7 +214,10 @@ function groupOf(options: { loadBalance?: boolean; loadBalanceGroup?: string }):
 }
 
 /** What a subscribe takes. */
-export function subscribeOptions(given: SubscribeOptions | undefined, isIterated = false): Record<string, unknown> | null {
+export function subscribeOptions(
+  given: SubscribeOptions | undefined,
+  isIterated = false,
+): Record<string, unknown> | null {
   if (given === undefined || given === null) return null;
   check(given, isIterated ? SUBSCRIPTION : SUBSCRIBE, "subscribe");
   const { qos, filters, history, resumeFrom, redeliver, ackTimeoutMs } = given;
@@ -233,6 +240,12 @@ export function publishOptions(given: object | undefined, isPublish = false): Re
   check(given, isPublish ? PUBLISH : EMIT, isPublish ? "publish" : "emit");
   const { signal: _, ...options } = given as Record<string, unknown>;
   return options;
+}
+
+/** What a wait takes, checked. */
+export function waitOptions<T extends object>(given: T, what: string): T {
+  check(given, WAIT, what);
+  return given;
 }
 
 /** Filters, checked. */

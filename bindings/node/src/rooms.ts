@@ -220,6 +220,7 @@ export class LobbyContext {
     });
     const ended = () => wake?.();
     this.#client.on("state", ended);
+    this.#client.on("disconnected", ended); // closing at once is told by no other event
     try {
       while (true) {
         const next = queue.shift();
@@ -233,6 +234,7 @@ export class LobbyContext {
     } finally {
       for (const [change, handler] of handlers) this.off(change, handler);
       this.#client.off("state", ended);
+      this.#client.off("disconnected", ended);
     }
   }
 }
