@@ -378,7 +378,8 @@ export abstract class Dispatcher extends Mirror implements Owner {
   };
 }
 
-const TELLERS: Readonly<Record<string, ((this: Dispatcher, ...args: never[]) => void) | undefined>> = Dispatcher.tellers;
+const TELLERS: Readonly<Record<string, ((this: Dispatcher, ...args: never[]) => void) | undefined>> =
+  Dispatcher.tellers;
 
 interface RawIdentity {
   actorId: string | null;

@@ -210,7 +210,10 @@ function groupOf(options: { loadBalance?: boolean; loadBalanceGroup?: string }):
 }
 
 /** What a subscribe takes. */
-export function subscribeOptions(given: SubscribeOptions | undefined, isIterated = false): Record<string, unknown> | null {
+export function subscribeOptions(
+  given: SubscribeOptions | undefined,
+  isIterated = false,
+): Record<string, unknown> | null {
   if (given === undefined || given === null) return null;
   check(given, isIterated ? SUBSCRIPTION : SUBSCRIBE, "subscribe");
   const { qos, filters, history, resumeFrom, redeliver, ackTimeoutMs } = given;
