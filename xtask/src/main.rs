@@ -3,6 +3,7 @@
 mod bench;
 mod coverage;
 mod docs;
+mod node;
 mod process;
 mod python;
 mod quickstart;
@@ -25,7 +26,11 @@ struct Cli {
 #[derive(Subcommand)]
 enum Chore {
     /// Build the broker, start it with its demo tokens, and let alice send bob a message
-    Quickstart,
+    Quickstart {
+        /// With the JavaScript client in Node, instead of the Python one
+        #[arg(long)]
+        node: bool,
+    },
     /// Run every test, or the named parts; installs what they need
     Test(test::Args),
     /// Write the documents that are made from code
@@ -63,7 +68,8 @@ async fn main() -> ExitCode {
 
 async fn carry_out(chore: Chore) -> Result<()> {
     match chore {
-        Chore::Quickstart => quickstart::run().await,
+        Chore::Quickstart { node: false } => quickstart::run().await,
+        Chore::Quickstart { node: true } => quickstart::run_node().await,
         Chore::Test(args) => test::run(args).await,
         Chore::Generate { check: false } => docs::write(),
         Chore::Generate { check: true } => docs::check(),

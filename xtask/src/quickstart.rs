@@ -1,17 +1,18 @@
 //! `cargo xtask quickstart`: from a fresh clone to the first message, and to one after the broker was killed.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use tokio::io::{BufReader, Lines};
-use tokio::process::ChildStdout;
+use tokio::process::{ChildStdout, Command};
 use tokio::time::timeout;
 
 use crate::process::{Broker, Process};
 use crate::python::{self, Environment};
-use crate::workspace;
+use crate::{node, workspace};
 
 /// What bob prints when alice's message has reached him.
 const ARRIVED: &str = "bob got: {'text': 'hello from alice'}";
@@ -27,23 +28,16 @@ pub(crate) async fn run() -> Result<()> {
     let python = Environment::prepare("quickstart", &[]).await?;
     python.add(&wheel, &[]).await?;
 
-    // A folder of its own, so that no auth.json lies there by chance.
-    let folder = workspace::target()?.join("quickstart");
-    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let program = workspace::debug_binary("nolag-broker")?;
-    let broker = Broker::start(&program, &folder, 0).await?;
-    println!(
-        "2. The broker listens on {}, with the demo tokens dev-token-alice and dev-token-bob",
-        broker.url
-    );
+    let (program, folder) = (workspace::debug_binary("nolag-broker")?, folder()?);
+    let broker = start(&program, &folder).await?;
 
     println!("3. alice sends bob a message: examples/quickstart.py");
-    let mut example = Example::start(&python, "examples/quickstart.py", &broker)?;
+    let mut example = Example::python(&python, "examples/quickstart.py", &broker)?;
     example.until("the message", |line| line == ARRIVED).await?;
     example.end().await?;
 
     println!("4. bob subscribes once, and the broker is killed and started again: examples/restart.py");
-    let mut example = Example::start(&python, "examples/restart.py", &broker)?;
+    let mut example = Example::python(&python, "examples/restart.py", &broker)?;
     example.until("a message", |line| line.starts_with("bob got: ")).await?;
     let port = broker.kill().await?;
     println!("   (the broker was killed)");
@@ -60,6 +54,43 @@ pub(crate) async fn run() -> Result<()> {
     Ok(())
 }
 
+/// The same with the JavaScript client, but for the broker's death.
+pub(crate) async fn run_node() -> Result<()> {
+    println!("1. Building the broker and the JavaScript client (some minutes the first time)");
+    node::find().await?;
+    workspace::build(&["nolag-broker"]).await?;
+    node::build().await?;
+    let broker = start(&workspace::debug_binary("nolag-broker")?, &folder()?).await?;
+
+    println!("3. bob subscribes: examples/node/subscriber.mjs");
+    let mut bob = Example::start(node::example("subscriber.mjs"), "subscriber.mjs", &broker)?;
+    bob.until("word that bob is subscribed", |line| line == "bob is subscribed").await?;
+    println!("4. alice sends bob a message: examples/node/publisher.mjs");
+    let mut alice = Example::start(node::example("publisher.mjs"), "publisher.mjs", &broker)?;
+    alice.until("word that alice has published", |line| line == "alice published").await?;
+    alice.end().await?;
+    bob.until("the message", |line| line == "bob got: { text: 'hello from alice' }").await?;
+
+    println!("\nIt works, and what was started is stopped. README.md says how to go on.");
+    Ok(())
+}
+
+/// A folder for the broker, so that no auth.json lies there by chance.
+fn folder() -> Result<PathBuf> {
+    let folder = workspace::target()?.join("quickstart");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    Ok(folder)
+}
+
+async fn start(program: &Path, folder: &Path) -> Result<Broker> {
+    let broker = Broker::start(program, folder, 0).await?;
+    println!(
+        "2. The broker listens on {}, with the demo tokens dev-token-alice and dev-token-bob",
+        broker.url
+    );
+    Ok(broker)
+}
+
 /// A running example, whose output is shown.
 struct Example {
     name: &'static str,
@@ -68,9 +99,14 @@ struct Example {
 }
 
 impl Example {
-    fn start(python: &Environment, name: &'static str, broker: &Broker) -> Result<Self> {
+    fn python(python: &Environment, name: &'static str, broker: &Broker) -> Result<Self> {
         let mut program = python.command("python");
-        program.arg(name).env("NOLAG_URL", &broker.url).stdin(Stdio::null()).stdout(Stdio::piped());
+        program.arg(name);
+        Self::start(program, name, broker)
+    }
+
+    fn start(mut program: Command, name: &'static str, broker: &Broker) -> Result<Self> {
+        program.env("NOLAG_URL", &broker.url).stdin(Stdio::null()).stdout(Stdio::piped());
         let mut process = Process::start(program)?;
         let lines = process.lines().context("the program's output is not piped")?;
         Ok(Self { name, process, lines })

@@ -8,7 +8,7 @@ use tokio::process::Command;
 use tokio::time::timeout;
 
 use crate::python::{self, Environment};
-use crate::{coverage, docs, process, wasm, workspace};
+use crate::{coverage, docs, node, process, wasm, workspace};
 
 /// How long a part may take, building included.
 const PATIENCE: Duration = Duration::from_mins(20);
@@ -37,6 +37,8 @@ enum Part {
     Conformance,
     /// Our Python client, and the published one against the broker
     Python,
+    /// Our JavaScript client in Node
+    Node,
 }
 
 /// What became of a part that did not fail.
@@ -128,6 +130,7 @@ impl Part {
             Part::Wasm => return wasm::run().await,
             Part::Conformance => conformance().await?,
             Part::Python => python().await?,
+            Part::Node => return node::run().await,
         }
         Ok(Outcome::Passed)
     }

@@ -38,7 +38,7 @@ for (const file of readdirSync(join(dist, "types"), { recursive: true })) {
   if (!file.endsWith(".d.ts")) continue;
   const text = readFileSync(join(dist, "types", file), "utf8");
   const path = join(dist, "types", file.replace(/\.d\.ts$/, ".d.cts"));
-  writeFileSync(path, text.replaceAll(/(from "\.[^"]*)\.js"/g, '$1.cjs"'));
+  writeFileSync(path, text.replaceAll(/((?:from |import\()"\.[^"]*)\.js"/g, '$1.cjs"'));
 }
 
 const addon = process.env.NOLAG_ADDON;

@@ -23,7 +23,7 @@ import {
   topicName,
   waitOptions,
 } from "./options.js";
-import { fit, pack, unpack } from "./payload.js";
+import { encodable, pack, unpack } from "./payload.js";
 import { AppContext } from "./rooms.js";
 import { Subscription } from "./subscription.js";
 import type {
@@ -44,6 +44,9 @@ import type {
 } from "./types.js";
 
 const CLIENT_DISCONNECT = "Client disconnect";
+
+/** Clients that are at work: nobody else may hold on to one whose handlers are all that matters. */
+const AT_WORK = new Set<NoLagClient>();
 
 /** One client. It belongs to the realm that made it: a worker makes its own. */
 export class NoLagClient extends Dispatcher {
@@ -122,7 +125,10 @@ export class NoLagClient extends Dispatcher {
 
   #enter(native: Native, url: string): void {
     const token = this.#provider === undefined ? this.#token : undefined;
-    const door = native.open(pack({ ...present(settings(this.options, url)), ...(token && { token }) }), this.wake);
+    const options = pack({ ...present(settings(this.options, url)), ...(token && { token }) });
+    // The native half must not keep a client alive that nobody uses any more.
+    const client = new WeakRef(this);
+    const door = native.open(options, () => client.deref()?.wake());
     if (door instanceof Uint8Array) throw errorOf(unpack(door) as RawError);
     this.lane.open(door);
   }
@@ -141,6 +147,7 @@ export class NoLagClient extends Dispatcher {
       this.muted += 1;
       this.lane.call("disconnect", [], () => {
         this.muted -= 1;
+        if (this.isOff) AT_WORK.delete(this);
       });
       this.lane.flush();
     }
@@ -271,7 +278,7 @@ export class NoLagClient extends Dispatcher {
     }
     let value: unknown;
     try {
-      value = fit(data, { op: "emit", topic });
+      value = encodable(data, { op: "emit", topic });
     } catch (error) {
       if (!(error instanceof EncodeError)) throw error;
       if (done) this.failed(error, done);
@@ -289,7 +296,7 @@ export class NoLagClient extends Dispatcher {
     const given = publishOptions(options, true);
     if (this.mirrored === "idle") throw new NotConnectedError({ topic });
     if (this.isOff || this.mirrored === "closing") throw new ClosedError("closed", "closed", { topic });
-    const value = fit(data, { op: "publish", topic });
+    const value = encodable(data, { op: "publish", topic });
     const receipt = await this.#call("publish", [topicName(topic), value, given && present(given)], options?.signal);
     return present(receipt as Record<string, unknown>) as unknown as Receipt;
   }
@@ -426,7 +433,7 @@ export class NoLagClient extends Dispatcher {
   announce(app: string | null, room: string | null, data: PresenceData | null, callback?: AckCallback): void {
     let value: unknown;
     try {
-      value = fit(data, { op: "setPresence", ...(room !== null && { topic: room }) });
+      value = encodable(data, { op: "setPresence", ...(room !== null && { topic: room }) });
     } catch (error) {
       if (!(error instanceof EncodeError)) throw error;
       if (callback) this.failed(error, callback);
@@ -571,7 +578,9 @@ export class NoLagClient extends Dispatcher {
         this.#unwatch = undefined;
       }
       this.#fetching?.abort();
+      if (this.muted === 0) AT_WORK.delete(this); // else answers are still to come
     } else {
+      AT_WORK.add(this);
       this.#alive ??= this.platform.keepAlive();
       if (this.#isUnref) this.#alive.unref();
       this.#unwatch ??= this.#watch();

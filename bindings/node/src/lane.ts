@@ -29,6 +29,8 @@ export class Lane {
   #unsent = 0;
   /** Calls that wait until others are complete, in order, because the client's queue would refuse them. */
   #held: Call[] = [];
+  /** How many of them have gone. */
+  #gone = 0;
   #heldBytes = 0;
   #next = 0;
   readonly #settles = new Map<number, Settle>();
@@ -91,16 +93,20 @@ export class Lane {
   /** Lets waiting calls go, as many as there is room for; whether all are gone that were there. */
   release(): boolean {
     if (this.#held.length === 0) return false;
-    let sent = 0;
-    while (sent < this.#held.length && !this.#isFull()) {
-      const { bytes } = this.#held[sent] as Call;
+    const door = this.#door;
+    let room = this.isPaced && door !== undefined ? this.#maxCalls - door.openCalls - this.#unsent : this.#held.length;
+    for (; room > 0 && this.#gone < this.#held.length; room -= 1) {
+      const { bytes } = this.#held[this.#gone] as Call;
+      this.#gone += 1;
       this.#heldBytes -= bytes.length;
       this.#unsent += 1;
       this.#put(bytes);
-      sent += 1;
     }
-    this.#held.splice(0, sent);
-    if (this.#held.length === 0) return true;
+    if (this.#gone === this.#held.length) {
+      this.#held = [];
+      this.#gone = 0;
+      return true;
+    }
     this.tell("room", Math.ceil(this.#maxCalls / 2));
     return false;
   }
@@ -108,7 +114,7 @@ export class Lane {
   /** Withdraws a call. */
   cancel(request: number): void {
     const index = this.#held.findIndex((call) => call.request === request);
-    if (index < 0) {
+    if (index < this.#gone) {
       this.tell("cancel", request);
       return;
     }
@@ -119,7 +125,9 @@ export class Lane {
 
   /** Calls that wait for others fail, because the client is closed. */
   drop(): void {
-    const held = this.#held.splice(0);
+    const held = this.#held.slice(this.#gone);
+    this.#held = [];
+    this.#gone = 0;
     this.#heldBytes = 0;
     for (const { request } of held) if (request > 0) this.#complete(request, new ClosedError());
   }

@@ -29,7 +29,8 @@ addExtension({
     bytes.set(extension.data, 1);
     return bytes;
   },
-  unpack: (bytes: Uint8Array) => new Extension(((bytes[0] ?? 0) << 24) >> 24, Uint8Array.prototype.slice.call(bytes, 1)),
+  unpack: (bytes: Uint8Array) =>
+    new Extension(((bytes[0] ?? 0) << 24) >> 24, Uint8Array.prototype.slice.call(bytes, 1)),
 } as never);
 
 const packr = new Packr({ useRecords: false, encodeUndefinedAsNil: true } as never);
@@ -56,7 +57,7 @@ export function unpackAll(bytes: Uint8Array): unknown[] {
  *
  * @throws EncodeError for what MessagePack cannot hold.
  */
-export function fit(value: unknown, details: ErrorDetails): unknown {
+export function encodable(value: unknown, details: ErrorDetails): unknown {
   try {
     return fitted(value, 0);
   } catch (error) {

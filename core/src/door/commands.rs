@@ -19,11 +19,19 @@ type Outcome<T> = Result<T, Malformed>;
 pub(super) fn run(door: &Door, commands: &[u8]) -> Outcome<()> {
     let mut reader = Reader::new(commands);
     while !reader.rest().is_empty() {
-        // The extent is known before anything is read, so that no mistake reaches into the next one.
-        let (command, _) = reader.value()?;
-        Command { reader: Reader::new(command) }.run(door)?;
+        Command { reader: Reader::new(extent(&mut reader)?) }.run(door)?;
     }
     Ok(())
+}
+
+/// The next command. Its end is known before anything in it is read, so that no mistake reaches into the one behind it.
+fn extent<'a>(reader: &mut Reader<'a>) -> Outcome<&'a [u8]> {
+    let start = reader.rest();
+    let Token::Array(elements) = reader.token()? else { return Err(Malformed("no array".to_owned())) };
+    for _ in 0..elements {
+        reader.value()?; // one by one, for a payload may nest as deep as any value
+    }
+    Ok(&start[..start.len() - reader.rest().len()])
 }
 
 struct Command<'a> {
@@ -32,7 +40,7 @@ struct Command<'a> {
 
 impl<'a> Command<'a> {
     fn run(mut self, door: &Door) -> Outcome<()> {
-        let Token::Array(_) = self.reader.token()? else { return Err(Malformed("no array".to_owned())) };
+        self.reader.token()?; // the array's header
         let verb = self.text()?;
         match verb {
             "cancel" => door.handle.cancel(RequestId(self.whole()?)),

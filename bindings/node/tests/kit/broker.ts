@@ -58,7 +58,11 @@ export class Broker {
   async start(): Promise<void> {
     const port = this.url === "" ? "0" : new URL(this.url).port;
     const settings = { PUBLISH_RATE_LIMIT: "1000000", ...this.#settings };
-    const child = spawn(PROGRAM, ["--port", port], { cwd: this.#folder, env: settings, stdio: ["ignore", "pipe", "inherit"] });
+    const child = spawn(PROGRAM, ["--port", port], {
+      cwd: this.#folder,
+      env: settings,
+      stdio: ["ignore", "pipe", "inherit"],
+    });
     this.#process = child;
     const lines = createInterface({ input: child.stdout });
     const [first] = (await once(lines, "line")) as [string];

@@ -39,9 +39,12 @@ describe("presence", () => {
     const [alice, bob] = [client(one.url), client(one.url, "bob")];
     const room = alice.setApp("demo").setRoom("general");
     let answer: unknown;
-    bob.setApp("demo").setRoom("general").setPresence({ here: true }, (error) => {
-      answer = error;
-    });
+    bob
+      .setApp("demo")
+      .setRoom("general")
+      .setPresence({ here: true }, (error) => {
+        answer = error;
+      });
     expect(answer).toMatchObject({ code: "not_connected" });
     await Promise.all([alice.connect(), bob.connect()]);
     room.setPresence({});

@@ -24,7 +24,12 @@ describe("publishing", () => {
     alice.on("error", (error) => errors.push(error));
     const told = event(alice, "error");
     const refused = await answer("other/room/topic");
-    expect(refused).toMatchObject({ name: "ServerError", code: "unknown_topic", serverCode: 42940, topic: "other/room/topic" });
+    expect(refused).toMatchObject({
+      name: "ServerError",
+      code: "unknown_topic",
+      serverCode: 42940,
+      topic: "other/room/topic",
+    });
     // API-095: the callback, and the event, once each.
     await told;
     await alice.publish(TOPIC, 1);
@@ -120,12 +125,21 @@ describe("values", () => {
       [1.5],
       [1e300],
       [undefined, null],
-      [[undefined, 1], [null, 1]],
+      [
+        [undefined, 1],
+        [null, 1],
+      ],
       [{ a: undefined, b: [] }, { b: [] }],
       [new Uint8Array([1, 2, 3])],
       [new Float32Array([1]), new Uint8Array(new Float32Array([1]).buffer)],
       [new Date(1_700_000_000_123)],
-      [new Map<unknown, unknown>([["a", 1], [2, new Map()]]), { a: 1, 2: {} }],
+      [
+        new Map<unknown, unknown>([
+          ["a", 1],
+          [2, new Map()],
+        ]),
+        { a: 1, 2: {} },
+      ],
       [new Extension(0x62, new Uint8Array([1, 2]))],
       [{ deep: [{ er: new Extension(-5, new Uint8Array([9])) }] }],
       [Object.assign(Object.create(null), { a: 1 }), { a: 1 }],
