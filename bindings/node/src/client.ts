@@ -144,6 +144,7 @@ export class NoLagClient extends Dispatcher {
       this.mirrored = "closed";
     } else {
       this.lane.drop();
+      this.report(); // what was handled before does not come again
       this.muted += 1;
       this.lane.call("disconnect", [], () => {
         this.muted -= 1;
@@ -168,6 +169,7 @@ export class NoLagClient extends Dispatcher {
         if (!this.isOff) this.ended(null);
         resolve();
       };
+      this.report();
       this.lane.callInOrder("close", [flush, timeoutMs], settle);
     });
     return this.#closing;

@@ -109,7 +109,7 @@ export abstract class Dispatcher extends Mirror implements Owner {
       else this.#event(item as [string, ...unknown[]]);
     }
     this.#isRunning = false;
-    this.#report();
+    this.report();
     if (this.#at < this.#items.length) {
       this.#isDeferred = true;
       this.platform.defer(() => {
@@ -225,17 +225,18 @@ export abstract class Dispatcher extends Mirror implements Owner {
     if (wasPending) {
       this.#pending -= 1;
       (succeeded ? this.#well : this.#badly).push(delivery);
-      if (!this.#isRunning) queueMicrotask(() => this.#report());
+      if (!this.#isRunning) queueMicrotask(() => this.report());
     } else if (this.#pending > 0) {
       this.#well.push(delivery); // one before it is not handled yet
     } else {
       this.#dispatched = delivery;
     }
     this.#unreported += 1;
-    if (this.#unreported >= REPORT_EVERY) this.#report();
+    if (this.#unreported >= REPORT_EVERY) this.report();
   }
 
-  #report(): void {
+  /** Tells the native half what has become of messages. */
+  protected report(): void {
     if (this.#unreported === 0) return;
     this.#unreported = 0;
     if (this.#dispatched > 0) {

@@ -109,8 +109,8 @@ export class Subscription<T = unknown> implements AsyncIterableIterator<Message<
   }
 
   /**
-   * How far the topic's messages are handled, as of a moment ago: give it to `resumeFrom` on the next start. It is exact when the
-   * client is closed; null for groups, and with a broker that numbers nothing.
+   * How far the topic's messages are handled, as of a moment ago: give it to `resumeFrom` on the next start. It is exact when
+   * `close` has resolved; null for groups, and with a broker that numbers nothing.
    */
   get position(): Position | null {
     return this.#owner.position(this.topic);

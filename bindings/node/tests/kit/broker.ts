@@ -58,7 +58,7 @@ export class Broker {
   async start(): Promise<void> {
     const port = this.url === "" ? "0" : new URL(this.url).port;
     const settings = { PUBLISH_RATE_LIMIT: "1000000", ...this.#settings };
-    const child = spawn(PROGRAM, ["--port", port], {
+    const child = spawn(PROGRAM, ["--bind", "127.0.0.1", "--port", port], {
       cwd: this.#folder,
       env: settings,
       stdio: ["ignore", "pipe", "inherit"],
