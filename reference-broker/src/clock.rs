@@ -9,6 +9,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+/// A moment so far away that nothing waits for it, and that every clock can tell.
+const NEVER: Duration = Duration::from_secs(30 * 365 * 86_400);
+
+/// The moment `after` that, or thirty years on where no clock goes so far: settings may be as long as somebody likes to write.
+pub(crate) fn later(moment: Instant, after: Duration) -> Instant {
+    moment.checked_add(after.min(NEVER)).unwrap_or(moment)
+}
+
 /// Where the wall-clock time comes from.
 #[derive(Debug, Clone)]
 pub enum Clock {

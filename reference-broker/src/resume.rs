@@ -95,7 +95,11 @@ impl Resume {
 impl State {
     fn expire(&mut self, retention: Duration) {
         let now = Instant::now();
-        while self.ended.first_key_value().is_some_and(|((at, _), _)| *at + retention <= now) {
+        while self
+            .ended
+            .first_key_value()
+            .is_some_and(|((at, _), _)| now.saturating_duration_since(*at) >= retention)
+        {
             self.drop_oldest();
         }
     }

@@ -3,6 +3,7 @@
 mod kit;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kit::{Client, broker, broker_with, settle};
 use nolag_broker::Broker;
@@ -31,6 +32,42 @@ async fn publish(client: &mut Client, data: impl Into<Value>, msg_ref: &str) -> 
 
 fn position(of: &Value) -> Value {
     map! {"epoch": of["epoch"].clone(), "seq": of["seq"].clone()}
+}
+
+/// Wire protocol 10.4: a publish that names no quality has 1, and is kept.
+#[tokio::test(start_paused = true)]
+async fn no_quality_is_one() {
+    let broker = broker(Settings::default());
+    let mut bob = login(&broker, "dev-token-bob").await;
+    let publish = map! {"type": "publish", "topic": TOPIC, "data": 7, "msgRef": "r-1"};
+    assert_eq!(bob.ask(publish).await["level"], Value::from("memory"));
+    let mut alice = login(&broker, "dev-token-alice").await;
+    alice.ask(map! {"type": "subscribe", "topic": TOPIC, "history": 1}).await;
+    let mut replayed = alice.next().await;
+    while replayed["type"] != Value::from("message") {
+        replayed = alice.next().await;
+    }
+    assert_eq!(replayed["data"], Value::from(7));
+}
+
+/// Settings may be as long as somebody likes to write: no clock is asked for a time that it cannot tell.
+#[tokio::test(start_paused = true)]
+async fn times_without_end() {
+    let broker = broker(Settings {
+        retain_ttl: Duration::MAX,
+        idle_timeout: Duration::MAX,
+        revalidation_interval: Duration::MAX,
+        auth_cache_ttl: Duration::MAX,
+        resume_retention: Duration::MAX,
+        ..Settings::default()
+    });
+    let mut bob = login(&broker, "dev-token-bob").await;
+    let kept = map! {"type": "publish", "topic": TOPIC, "data": 7, "retain": true, "msgRef": "r-1"};
+    assert_eq!(bob.ask(kept).await["type"], Value::from("published"));
+    drop(bob);
+    let mut alice = login(&broker, "dev-token-alice").await;
+    alice.ask(map! {"type": "subscribe", "topic": TOPIC}).await;
+    assert_eq!(alice.next().await["retained"], Value::from(true));
 }
 
 /// F-03, F-09: what was published meanwhile comes once, before what is live, also what the publisher sent three times.

@@ -144,7 +144,7 @@ export class NoLagClient extends Dispatcher {
       this.mirrored = "closed";
     } else {
       this.lane.drop();
-      this.report(); // what was handled before does not come again
+      this.reportLast();
       this.muted += 1;
       this.lane.call("disconnect", [], () => {
         this.muted -= 1;
@@ -169,7 +169,7 @@ export class NoLagClient extends Dispatcher {
         if (!this.isOff) this.ended(null);
         resolve();
       };
-      this.report();
+      this.reportLast();
       this.lane.callInOrder("close", [flush, timeoutMs], settle);
     });
     return this.#closing;

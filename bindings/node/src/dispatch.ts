@@ -53,6 +53,8 @@ export abstract class Dispatcher extends Mirror implements Owner {
   #badly: number[] = [];
   /** Messages that are not handled when they are dispatched. */
   #pending = 0;
+  /** The one whose handlers are being called. */
+  #current = 0;
   readonly #chains = new Map<string, Chain>();
   #fullReaders = 0;
 
@@ -154,9 +156,12 @@ export abstract class Dispatcher extends Mirror implements Owner {
       return;
     }
     const failed = (failure: unknown) => this.handlerFailed(failure, topic, meta.msgId);
+    this.#current = delivery;
     for (const handler of ofTopic ?? []) this.guard(() => (handler as Handler)(...([data, meta] as never[])), failed);
     for (const handler of ofAny) this.guard(() => (handler as Handler)(...([topic, data, meta] as never[])), failed);
-    if (this.muted > 0) return; // a handler closed the client
+    const wasClosed = this.#current === 0; // by a handler
+    this.#current = 0;
+    if (wasClosed) return;
     if (hasReaders) {
       this.#pending += 1;
       this.#feed(readers, data, meta, delivery, true, false);
@@ -233,6 +238,13 @@ export abstract class Dispatcher extends Mirror implements Owner {
     }
     this.#unreported += 1;
     if (this.#unreported >= REPORT_EVERY) this.report();
+  }
+
+  /** Tells the native half what has become of messages before the client is closed: they do not come again, the one that is being handled included. */
+  protected reportLast(): void {
+    if (this.#current > 0) this.#finish(this.#current, true, false);
+    this.#current = 0;
+    this.report();
   }
 
   /** Tells the native half what has become of messages. */

@@ -10,6 +10,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
 use super::{Auth, Identity, Refusal, Revalidation};
+use crate::clock::later;
 
 /// How many tokens are remembered at most.
 const CAPACITY: usize = 100_000;
@@ -53,7 +54,7 @@ impl Cache {
                 accepted.clear();
             }
         }
-        accepted.insert(digest, (now + self.ttl, identity.clone()));
+        accepted.insert(digest, (later(now, self.ttl), identity.clone()));
         Ok(identity)
     }
 

@@ -25,6 +25,7 @@ use tokio::time::Instant;
 use super::limits::Limits;
 use crate::auth::{Identity, Refusal, Revalidation, redacted};
 use crate::broker::Broker;
+use crate::clock::later;
 use crate::config::Profile;
 use crate::hub::Subscription;
 use crate::metrics::State as Proven;
@@ -126,7 +127,7 @@ impl Session {
         let counted = broker.metrics.connections(Proven::unauthenticated);
         counted.inc();
         Self {
-            check_at: now + broker.settings.idle_timeout,
+            check_at: later(now, broker.settings.idle_timeout),
             broker,
             outgoing,
             state: State::Fresh { failures: 0 },
@@ -245,7 +246,7 @@ impl Session {
     /// What time brings: the idle close, the end of a token, a revalidation.
     pub(super) fn due(&mut self) {
         let now = Instant::now();
-        if now >= self.heard + self.broker.settings.idle_timeout {
+        if now >= later(self.heard, self.broker.settings.idle_timeout) {
             self.outgoing.close(codes::IDLE_TIMEOUT.into());
             return;
         }
@@ -263,7 +264,7 @@ impl Session {
 
     /// Sets when to look again.
     fn schedule(&mut self) {
-        let mut at = self.heard + self.broker.settings.idle_timeout;
+        let mut at = later(self.heard, self.broker.settings.idle_timeout);
         if let State::Live(live) = &self.state {
             at = at.min(live.revalidate_at);
             at = live.expires_at.map_or(at, |end| at.min(end));
@@ -428,7 +429,7 @@ impl Session {
             lobbies,
             validated: now,
             expires_at,
-            revalidate_at: now + self.revalidation_patience(),
+            revalidate_at: later(now, self.revalidation_patience()),
             seat,
         }));
         let (interests, restored) = if asked.reconnects { self.restored() } else { (Vec::new(), vec![0x90]) };
@@ -530,14 +531,14 @@ impl Session {
 
     /// How long after a validation the timer asks again, heartbeat or not: a tenth later than a heartbeat would.
     fn revalidation_patience(&self) -> Duration {
-        (self.broker.settings.revalidation_interval * 11 / 10).max(Duration::from_secs(1))
+        (self.broker.settings.revalidation_interval.saturating_mul(11) / 10).max(Duration::from_secs(1))
     }
 
     fn revalidate(&mut self) {
         let State::Live(live) = &mut self.state else { return };
         // Asked again then at the latest, should the backend be unable to say.
-        live.revalidate_at =
-            Instant::now() + (self.broker.settings.revalidation_interval / 10).max(Duration::from_secs(1));
+        let patience = (self.broker.settings.revalidation_interval / 10).max(Duration::from_secs(1));
+        live.revalidate_at = later(Instant::now(), patience);
         if self.revalidating.is_none() {
             let (broker, actor) = (self.broker.clone(), live.actor.clone());
             self.revalidating = Some(Box::pin(async move { broker.auth.revalidate(&actor).await }));
@@ -573,7 +574,7 @@ impl Session {
         if live.identity.expires_at != identity.expires_at {
             live.expires_at = expires_at;
         }
-        live.revalidate_at = now + patience;
+        live.revalidate_at = later(now, patience);
         live.limits.renew(&self.broker.settings, &identity);
         live.identity = identity;
         self.renew_subscriptions();

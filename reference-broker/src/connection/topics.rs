@@ -378,7 +378,6 @@ impl Session {
             seconds => seconds.filter(|_| extended).map(Duration::from_secs),
         };
 
-        live.limits.count();
         let reaches_below = !resolution.exact
             && key
                 .as_ref()
@@ -405,14 +404,15 @@ impl Session {
                     .trace
                     .filter(|trace| live.features.has(Feature::Trace) && is_traceparent(trace)),
             },
-            keep: publish.qos.is_some_and(|qos| qos >= Qos::AtLeastOnce),
+            keep: publish.qos.unwrap_or_default() >= Qos::AtLeastOnce,
             msg_ref: recognised,
             silent: silent.then_some(outgoing.id()),
             silent_client: live.client_id.as_deref().filter(|_| silent),
             retain: publish.retain.is(true).then_some(retain_ttl.unwrap_or(broker.settings.retain_ttl)),
         };
-        if let Err(Full) = broker.hub.publish(&publication, reply) {
-            reject(self, codes::STORE_FULL, context);
+        match broker.hub.publish(&publication, reply) {
+            Ok(_) => live.limits.count(),
+            Err(Full) => reject(self, codes::STORE_FULL, context),
         }
     }
 

@@ -19,6 +19,7 @@ use super::address::Interest;
 use super::envelope::Envelope;
 use super::ledger::{Item, Ledger, Loads, MAX_UNACKED};
 use super::members::SubscriptionId;
+use crate::clock::later;
 use crate::outgoing::{ConnectionId, Outgoing};
 use crate::store::{Mark, Record};
 
@@ -313,7 +314,7 @@ impl Groups {
 
     /// Keeps a group without members for a while.
     fn remember(&mut self, id: GroupId) {
-        let at = Instant::now() + self.terms.remembered;
+        let at = later(Instant::now(), self.terms.remembered);
         if let Some(redelivery) = &mut self.all[id].redelivery {
             redelivery.forget_at = Some(at);
             self.remembered.insert((at, id));

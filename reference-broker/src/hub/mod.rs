@@ -45,6 +45,7 @@ use tokio::time::Instant;
 pub(crate) use address::{Interest, Origin, Worker};
 pub(crate) use envelope::Envelope;
 
+use crate::clock::later;
 use crate::config::{Profile, Settings};
 use crate::metrics::Metrics;
 use crate::outgoing::{ConnectionId, Outgoing};
@@ -228,11 +229,18 @@ impl Hub {
         for accepted in kept.accepted {
             state.repeats.insert(when(accepted.at), &accepted.actor, &accepted.msg_ref, accepted.seq);
         }
-        for Retain { key, record } in kept.retained {
-            if let Some((record, until)) = record {
-                let left = Duration::from_millis(until).saturating_sub(date);
-                state.retained.set(now, key.to_string(), record, now + left, None);
-            }
+        let set = |Retain { key, record }| record.map(|(record, until)| (key, record, until));
+        let mut retained: Vec<_> = kept.retained.into_iter().filter_map(set).collect();
+        // The oldest goes first when there are too many, as before.
+        retained.sort_unstable_by_key(|(_, record, _)| record.seq);
+        for (key, record, until) in retained {
+            let left = Duration::from_millis(until).saturating_sub(date);
+            let lost = if left.is_zero() {
+                vec![key.to_string()]
+            } else {
+                state.retained.set(now, key.to_string(), record, later(now, left), None)
+            };
+            forget(&*store, lost);
         }
         Self {
             extended: settings.profile == Profile::Extended,
@@ -468,11 +476,8 @@ impl Hub {
             });
             match record.clone().filter(|_| !clears) {
                 Some(record) => {
-                    let lost = state.retained.set(now, key, record, now + ttl, publication.silent);
-                    for key in lost.into_iter().filter(|_| self.store.is_durable()) {
-                        let retain = Some(Retain { key: key.into(), record: None });
-                        self.store.put(Change { retain, ..Change::default() }, None);
-                    }
+                    let lost = state.retained.set(now, key, record, later(now, ttl), publication.silent);
+                    forget(&*self.store, lost);
                 }
                 None => state.retained.clear(&key),
             }
@@ -522,5 +527,13 @@ impl Hub {
         let mut state = self.state.lock();
         state.history.expire(Instant::now());
         (state.retained.len(), state.history.len(), state.history.bytes())
+    }
+}
+
+/// Tells a store which keys retain nothing any more.
+fn forget(store: &dyn Store, keys: Vec<String>) {
+    for key in keys.into_iter().filter(|_| store.is_durable()) {
+        let retain = Some(Retain { key: key.into(), record: None });
+        store.put(Change { retain, ..Change::default() }, None);
     }
 }

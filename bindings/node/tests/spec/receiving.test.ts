@@ -67,6 +67,22 @@ describe("handlers", () => {
     expect(calls).toHaveLength(4);
   });
 
+  test("a message whose handler disconnects does not come again", async () => {
+    const { alice, bob } = await pair();
+    const got: unknown[] = [];
+    bob.once(TOPIC, () => bob.disconnect());
+    bob.on(TOPIC, (data) => got.push(data));
+    await subscribed(bob, TOPIC);
+    const gone = event(bob, "disconnect");
+    await alice.publish(TOPIC, 1);
+    await gone;
+    await alice.publish(TOPIC, 2);
+    const second = collected(bob, TOPIC, 1);
+    await bob.connect();
+    expect(await second).toEqual([2]);
+    expect(got).toEqual([1, 2]);
+  });
+
   test("8.7: what comes beside a payload", async () => {
     const { alice, bob } = await pair();
     const got = new Promise<[unknown, object]>((resolve) => bob.on(TOPIC, (data, meta) => resolve([data, meta])));
