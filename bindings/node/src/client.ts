@@ -433,6 +433,7 @@ export class NoLagClient extends Dispatcher {
 
   /** @internal */
   announce(app: string | null, room: string | null, data: PresenceData | null, callback?: AckCallback): void {
+    if (data === undefined) throw new ConfigError("setPresence: presence is missing; clearPresence takes it back");
     let value: unknown;
     try {
       value = encodable(data, { op: "setPresence", ...(room !== null && { topic: room }) });

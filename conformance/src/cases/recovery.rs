@@ -107,7 +107,7 @@ async fn continues(context: Context) -> Result<()> {
     let at = position(&mut first, frame! {"topic" => topic.as_str()}).await?;
     first.vanish();
     publish(&mut publisher, &topic, 0..5).await?;
-    publisher.publish(&topic, "of quality 0").await?;
+    publisher.publish_as(frame! {"topic" => topic.as_str(), "data" => "not kept", "qos" => 0}).await?;
 
     let mut second = client(&context).await?;
     let subscribe = frame! {"type" => "subscribe", "topic" => topic.as_str(), "recover" => at.clone()};

@@ -23,6 +23,7 @@ describe("arguments of a wrong type", () => {
     const calls: [string, () => unknown][] = [
       ["a room that is a number", () => alice.setPresence({}, 5 as never)],
       ["a room that is an object", () => alice.setPresence({}, {} as never)],
+      ["presence that is missing", () => alice.setPresence(undefined as never)],
       ["an id that is a number", () => alice.ack(5 as never)],
       ["ids that are no list", () => alice.batchAck("abc" as never)],
       ["a topic that is a number", () => alice.position(5 as never)],
