@@ -39,6 +39,8 @@ enum What {
     Broker(broker::Args),
     /// The published Python client beside ours, and the Rust client beside a bare loop
     Clients(clients::Args),
+    /// Our client in Node beside plain JavaScript
+    Node(clients::node::Args),
     /// The bare loop: writes one ready frame to many sockets; started by `broker`
     #[command(hide = true)]
     BareWriter(bare::Args),
@@ -73,6 +75,10 @@ fn run(what: What) -> Result<()> {
         What::Clients(args) => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime.block_on(clients::run(&args))
+        }
+        What::Node(args) => {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(clients::node::run(&args))
         }
     }
 }

@@ -8,7 +8,7 @@ use clap::Subcommand;
 use tokio::process::Command;
 
 use crate::python::Environment;
-use crate::{process, python, workspace};
+use crate::{node, process, python, workspace};
 
 #[derive(Subcommand)]
 pub(crate) enum Bench {
@@ -31,6 +31,11 @@ pub(crate) enum Bench {
         /// A Python that has our client, instead of one that is made for this
         #[arg(long, value_name = "PYTHON")]
         ours: Option<PathBuf>,
+        #[command(flatten)]
+        run: Run,
+    },
+    /// Our client in Node beside plain JavaScript, over ws and @msgpack/msgpack; about two minutes
+    Node {
         #[command(flatten)]
         run: Run,
     },
@@ -63,6 +68,12 @@ pub(crate) async fn run(bench: Bench) -> Result<()> {
                 command.arg("--uvloop");
             }
             ("clients", run)
+        }
+        Bench::Node { run } => {
+            node::find().await?;
+            node::build(true).await?;
+            command.arg("node").arg("--worker").arg(workspace::root().join("bench/node/worker.mjs"));
+            ("node", run)
         }
     };
     command.arg("--broker").arg(workspace::release_binary("nolag-broker")?);

@@ -21,7 +21,7 @@ pub(crate) async fn run() -> Result<Outcome> {
         return Ok(Outcome::Skipped(format!("{reason:#}")));
     }
     workspace::build(&["nolag-broker"]).await?;
-    build().await?;
+    build(false).await?;
     for script in ["lint", "test"] {
         let mut npm = npm(FOLDER, ["run", script]);
         npm.env("NOLAG_BROKER", workspace::debug_binary("nolag-broker")?);
@@ -30,14 +30,15 @@ pub(crate) async fn run() -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Builds the package with its add-on, and has the examples find it.
-pub(crate) async fn build() -> Result<()> {
-    workspace::build(&["nolag-node"]).await?;
+/// Builds the package with its add-on, as released or with the development profile, and has the examples find it.
+pub(crate) async fn build(release: bool) -> Result<()> {
+    let profile = if release { "release" } else { "dev" };
+    process::run(workspace::cargo(["build", "-p", "nolag-node", "--profile", profile])).await?;
     if is_stale()? {
         process::run(npm(FOLDER, ["ci", "--ignore-scripts", "--no-audit", "--no-fund"])).await?;
     }
     let mut script = npm(FOLDER, ["run", "build"]);
-    script.env("NOLAG_ADDON", addon()?);
+    script.env("NOLAG_ADDON", addon(if release { "release" } else { "debug" })?);
     process::run(script).await?;
     process::run(npm(
         EXAMPLES,
@@ -76,9 +77,9 @@ fn is_stale() -> Result<bool> {
 }
 
 /// The add-on as cargo leaves it.
-fn addon() -> Result<PathBuf> {
+fn addon(folder: &str) -> Result<PathBuf> {
     use std::env::consts::{DLL_PREFIX, DLL_SUFFIX};
-    Ok(workspace::target()?.join("debug").join(format!("{DLL_PREFIX}nolag_node{DLL_SUFFIX}")))
+    Ok(workspace::target()?.join(folder).join(format!("{DLL_PREFIX}nolag_node{DLL_SUFFIX}")))
 }
 
 fn npm<S: AsRef<OsStr>>(folder: &str, args: impl IntoIterator<Item = S>) -> Command {

@@ -59,7 +59,7 @@ pub(crate) async fn run_node() -> Result<()> {
     println!("1. Building the broker and the JavaScript client (some minutes the first time)");
     node::find().await?;
     workspace::build(&["nolag-broker"]).await?;
-    node::build().await?;
+    node::build(false).await?;
     let broker = start(&workspace::debug_binary("nolag-broker")?, &folder()?).await?;
 
     println!("3. bob subscribes: examples/node/subscriber.mjs");

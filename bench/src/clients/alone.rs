@@ -1,11 +1,11 @@
-//! Python clients against the stand-in.
+//! Clients in Python and Node against the stand-in.
 
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 
 use super::stand_in::{self, StandIn};
-use super::worker::{Numbers, Python, Task};
+use super::worker::{Client, Numbers, Task};
 use super::{Bench, Better, PROBE, Versus, number};
 use crate::report::{Figure, Goal};
 
@@ -39,13 +39,13 @@ pub(super) async fn receive(bench: &Bench) -> Result<Vec<Figure>> {
 }
 
 /// Each client takes floods in turns.
-async fn flood(bench: &Bench, kind: &str) -> Result<Vec<[Numbers; 2]>> {
+pub(super) async fn flood(bench: &Bench, kind: &str) -> Result<Vec<[Numbers; 2]>> {
     let mut stand_in = stand_in::start().await?;
-    let mut one = async |python: &Python, count: usize| -> Result<Numbers> {
+    let mut one = async |client: &Client, count: usize| -> Result<Numbers> {
         let address = stand_in.process.address.clone();
         let topic = format!("bench/{count}/{kind}");
         let task = Task { work: "receive", address: &address, topic: &topic, count, rate: None };
-        let mut numbers = python.run(&task).await?;
+        let mut numbers = client.run(&task).await?;
         let (_, acks) = stand_in.counted().await?;
         numbers.insert("acked".to_owned(), 100.0 * acks as f64 / count as f64);
         Ok(numbers)
@@ -63,23 +63,12 @@ async fn flood(bench: &Bench, kind: &str) -> Result<Vec<[Numbers; 2]>> {
 
 /// Publishing, without waiting and with 64 that wait for their answer.
 pub(super) async fn emit(bench: &Bench) -> Result<Vec<Figure>> {
-    let mut stand_in = stand_in::start().await?;
     let mut figures = Vec::new();
     for (name, work, least, why) in [
         ("emit without waiting", "emit", 6.0, "published 2.6.0: 30,100/s elsewhere"),
         ("emit, 64 in flight", "emit-awaited", 5.0, "published 2.6.0: 12,200/s elsewhere"),
     ] {
-        let counts = [
-            bench.plan.count(&emits(&bench.published, work, &mut stand_in, PROBE).await?)?,
-            bench.plan.count(&emits(&bench.ours, work, &mut stand_in, PROBE).await?)?,
-        ];
-        let mut rounds = Vec::new();
-        for _ in 0..bench.plan.rounds {
-            rounds.push([
-                emits(&bench.published, work, &mut stand_in, counts[0]).await?,
-                emits(&bench.ours, work, &mut stand_in, counts[1]).await?,
-            ]);
-        }
+        let rounds = emitted(bench, work).await?;
         let versus = Versus::python(name, rounds);
         let goal = Some(Goal::at_least(least, why));
         figures.push(versus.figure(("messages", "/s"), "per_s", Better::More, goal)?);
@@ -88,11 +77,28 @@ pub(super) async fn emit(bench: &Bench) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
+/// Each client emits in turns.
+pub(super) async fn emitted(bench: &Bench, work: &'static str) -> Result<Vec<[Numbers; 2]>> {
+    let mut stand_in = stand_in::start().await?;
+    let counts = [
+        bench.plan.count(&emits(&bench.published, work, &mut stand_in, PROBE).await?)?,
+        bench.plan.count(&emits(&bench.ours, work, &mut stand_in, PROBE).await?)?,
+    ];
+    let mut rounds = Vec::new();
+    for _ in 0..bench.plan.rounds {
+        rounds.push([
+            emits(&bench.published, work, &mut stand_in, counts[0]).await?,
+            emits(&bench.ours, work, &mut stand_in, counts[1]).await?,
+        ]);
+    }
+    Ok(rounds)
+}
+
 /// Emits, and counts what came.
-async fn emits(python: &Python, work: &'static str, stand_in: &mut StandIn, count: usize) -> Result<Numbers> {
+async fn emits(client: &Client, work: &'static str, stand_in: &mut StandIn, count: usize) -> Result<Numbers> {
     let address = stand_in.process.address.clone();
     let numbers =
-        python.run(&Task { work, address: &address, topic: "bench/room", count, rate: None }).await?;
+        client.run(&Task { work, address: &address, topic: "bench/room", count, rate: None }).await?;
     let (came, _) = stand_in.counted().await?;
     let errors = number(&numbers, "errors")?;
     // What tells the end without waiting is a message, too.
@@ -130,11 +136,11 @@ pub(super) fn echo_figures(versus: &Versus, [p50, p99]: [Option<Goal>; 2]) -> Re
 
 /// What an import adds to the start of an interpreter, and to that of one that has asyncio.
 pub(super) async fn import(bench: &Bench) -> Result<Vec<Figure>> {
-    async fn one(python: &Python) -> Result<Numbers> {
+    async fn one(client: &Client) -> Result<Numbers> {
         let [bare, asyncio, nolag] = [
-            python.statement("pass").await?,
-            python.statement("import asyncio").await?,
-            python.statement("import nolag").await?,
+            client.statement("pass").await?,
+            client.statement("import asyncio").await?,
+            client.statement("import nolag").await?,
         ];
         let beyond = |less: Duration| (nolag.as_secs_f64() - less.as_secs_f64()) * 1e3;
         Ok(Numbers::from([
@@ -143,8 +149,8 @@ pub(super) async fn import(bench: &Bench) -> Result<Vec<Figure>> {
         ]))
     }
     // The first ones fill caches.
-    for python in [&bench.published, &bench.ours] {
-        one(python).await?;
+    for client in [&bench.published, &bench.ours] {
+        one(client).await?;
     }
     let mut rounds = Vec::new();
     for _ in 0..bench.plan.imports {
@@ -164,14 +170,8 @@ pub(super) async fn import(bench: &Bench) -> Result<Vec<Figure>> {
 
 /// Memory of the first connection, and of each that follows.
 pub(super) async fn memory(bench: &Bench) -> Result<Vec<Figure>> {
-    let stand_in = stand_in::start().await?;
-    let address = &stand_in.process.address;
     let count = bench.plan.further;
-    let task = Task { work: "connections", address, topic: "bench/room/idle", count, rate: None };
-    let mut rounds = Vec::new();
-    for _ in 0..bench.plan.rounds {
-        rounds.push([bench.published.run(&task).await?, bench.ours.run(&task).await?]);
-    }
+    let rounds = connections(bench).await?;
     let further = Versus::python(format!("memory of each of {count} further connections"), rounds.clone());
     let goals = ["published 2.6.0: 18 MB elsewhere", "published 2.6.0: 26 KB elsewhere"]
         .map(|why| Some(Goal::at_least(2.0, why)));
@@ -182,4 +182,17 @@ pub(super) async fn memory(bench: &Bench) -> Result<Vec<Figure>> {
         first.figure(("PSS", "KB"), "first_pss_kb", Better::Less, None)?,
         further.figure(("RSS", "KB"), "further_rss_kb", Better::Less, further_goal)?,
     ])
+}
+
+/// Each client opens connections in turns.
+pub(super) async fn connections(bench: &Bench) -> Result<Vec<[Numbers; 2]>> {
+    let stand_in = stand_in::start().await?;
+    let address = &stand_in.process.address;
+    let count = bench.plan.further;
+    let task = Task { work: "connections", address, topic: "bench/room/idle", count, rate: None };
+    let mut rounds = Vec::new();
+    for _ in 0..bench.plan.rounds {
+        rounds.push([bench.published.run(&task).await?, bench.ours.run(&task).await?]);
+    }
+    Ok(rounds)
 }

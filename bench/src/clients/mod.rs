@@ -4,8 +4,9 @@
 //!
 //! | module | |
 //! | --- | --- |
-//! | `alone` | Python clients against the stand-in |
+//! | `alone` | Python clients against the stand-in, and what they share with Node's |
 //! | `through` | Python clients through the broker |
+//! | `node` | Node clients against the stand-in |
 //! | `native` | the Rust client against the bare loop, and how fast the stand-in itself is |
 //! | `stand_in` | the broker that stands in |
 //! | `rust` | what the Rust client and the bare loop do, in processes of their own |
@@ -13,6 +14,7 @@
 
 mod alone;
 mod native;
+pub(crate) mod node;
 pub(crate) mod rust;
 pub(crate) mod stand_in;
 mod through;
@@ -25,7 +27,7 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 
 use crate::report::{self, Figure, Goal, Report};
-use worker::{Numbers, Python};
+use worker::{Client, Numbers};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -104,8 +106,8 @@ Alone: against a stand-in, on the same machine, that names no rate. CPU is the c
 
 struct Bench {
     plan: Plan,
-    published: Python,
-    ours: Python,
+    published: Client,
+    ours: Client,
     broker: PathBuf,
     log: PathBuf,
 }
@@ -114,7 +116,12 @@ struct Bench {
 pub(crate) async fn run(args: &Args) -> Result<()> {
     let log = args.json.with_extension("log");
     std::fs::File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
-    let python = |interpreter, waits| Python::new(interpreter, &args.worker, args.uvloop, waits);
+    // Our `emit` waits for the broker's answer unless it is given a callback.
+    let python = |interpreter, waits: bool| {
+        let flags = [("--callback", waits), ("--uvloop", args.uvloop)];
+        let flags = flags.iter().filter(|(_, is_set)| *is_set).map(|(flag, _)| (*flag).to_owned());
+        Client::new(interpreter, &args.worker, flags.collect())
+    };
     let bench = Bench {
         plan: if args.quick { QUICK } else { FULL },
         published: python(&args.published, false),
@@ -181,6 +188,10 @@ enum Better {
 }
 
 impl Versus {
+    fn node(work: impl Into<String>, rounds: Vec<[Numbers; 2]>) -> Self {
+        Self { work: work.into(), names: ["plain", "ours"], rounds }
+    }
+
     fn python(work: impl Into<String>, rounds: Vec<[Numbers; 2]>) -> Self {
         Self { work: work.into(), names: ["published", "ours"], rounds }
     }

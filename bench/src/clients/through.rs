@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 
 use super::alone::{echo_figures, echoes};
-use super::worker::{Numbers, Python, Task, Worker};
+use super::worker::{Client, Numbers, Task, Worker};
 use super::{Bench, Better, PROBE, Versus, number};
 use crate::load::TOPIC;
 use crate::process::Process;
@@ -61,15 +61,15 @@ pub(super) async fn broker(bench: &Bench) -> Result<Vec<Figure>> {
 
 /// Publishes in one process and receives in another.
 async fn from_one_to_another(
-    python: &Python,
+    client: &Client,
     address: &str,
     count: usize,
     rate: Option<u32>,
 ) -> Result<Numbers> {
     let task = |work| Task { work, address, topic: TOPIC, count, rate };
-    let mut subscriber = Worker::start(python.command(&task("consume")))?;
+    let mut subscriber = Worker::start(client.command(&task("consume")))?;
     subscriber.numbers().await.context("the subscriber is not ready")?;
-    let sent = python.run(&task("produce")).await?;
+    let sent = client.run(&task("produce")).await?;
     let received = subscriber.numbers().await?;
     subscriber.end().await?;
 

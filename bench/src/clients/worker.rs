@@ -82,17 +82,15 @@ pub(super) async fn rust(
     run(command).await
 }
 
-/// A Python with a client installed.
-pub(super) struct Python {
+/// An interpreter, and the program in its language that puts a client to work.
+pub(super) struct Client {
     interpreter: PathBuf,
     script: PathBuf,
-    /// On which loop it runs.
-    uvloop: bool,
-    /// Whether its `emit` waits for the broker's answer unless it is given a callback.
-    pub(super) waits: bool,
+    /// What the program is told whatever the work is.
+    flags: Vec<String>,
 }
 
-/// What a Python worker is told.
+/// What such a program is told.
 pub(super) struct Task<'a> {
     pub(super) work: &'static str,
     pub(super) address: &'a str,
@@ -103,9 +101,9 @@ pub(super) struct Task<'a> {
     pub(super) rate: Option<u32>,
 }
 
-impl Python {
-    pub(super) fn new(interpreter: &Path, script: &Path, uvloop: bool, waits: bool) -> Self {
-        Self { interpreter: interpreter.to_owned(), script: script.to_owned(), uvloop, waits }
+impl Client {
+    pub(super) fn new(interpreter: &Path, script: &Path, flags: Vec<String>) -> Self {
+        Self { interpreter: interpreter.to_owned(), script: script.to_owned(), flags }
     }
 
     /// A command for a task.
@@ -123,12 +121,7 @@ impl Python {
         if let Some(rate) = task.rate {
             command.arg("--rate").arg(rate.to_string());
         }
-        if self.waits {
-            command.arg("--callback");
-        }
-        if self.uvloop {
-            command.arg("--uvloop");
-        }
+        command.args(&self.flags);
         command
     }
 
@@ -137,12 +130,14 @@ impl Python {
         run(self.command(task)).await
     }
 
-    /// How long a fresh interpreter takes for a statement, its start and its end included.
+    /// How long a fresh Python takes for a statement, its start and its end included.
     pub(super) async fn statement(&self, statement: &str) -> Result<Duration> {
         let mut command = Command::new(&self.interpreter);
         command.arg("-c").arg(statement).stdin(Stdio::null()).kill_on_drop(true);
         let start = Instant::now();
-        let status = timeout(PATIENCE, command.status()).await.context("Python does not end")??;
+        let status = timeout(PATIENCE, command.status())
+            .await
+            .with_context(|| format!("{} does not end", self.interpreter.display()))??;
         let time = start.elapsed();
         if !status.success() {
             bail!("{}: `{statement}` failed", self.interpreter.display());
