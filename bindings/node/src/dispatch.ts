@@ -140,7 +140,10 @@ export abstract class Dispatcher extends Mirror implements Owner {
     const readers = this.readers.get(topic)?.filter((reader) => reader.wants());
     const hasReaders = readers !== undefined && readers.length > 0;
     if (ofTopic === undefined && ofAny.length === 0 && !hasReaders) {
-      this.#finish(delivery, true, false);
+      // A message that waits for its handlers goes unacknowledged, for another member to handle.
+      const isUnhandled = isAfterHandler(raw);
+      if (isUnhandled) this.#pending += 1;
+      this.#finish(delivery, !isUnhandled, isUnhandled);
       return;
     }
     const data = raw[2];
@@ -151,7 +154,11 @@ export abstract class Dispatcher extends Mirror implements Owner {
         ...(ofTopic ?? []).map((handler) => () => (handler as Handler)(...([data, meta] as never[]))),
         ...ofAny.map((handler) => () => (handler as Handler)(...([topic, data, meta] as never[]))),
       ];
-      const feed = (succeeded: boolean) => this.#feed(readers ?? [], data, meta, delivery, succeeded, true);
+      const feed = (succeeded: boolean) => {
+        // An iterator may have been left meanwhile.
+        const isHandled = calls.length > 0 || readers?.some((reader) => reader.wants());
+        this.#feed(readers ?? [], data, meta, delivery, succeeded && isHandled === true, true);
+      };
       this.#chain(topic, () => this.#callInTurn(calls, meta, feed));
       return;
     }

@@ -100,7 +100,8 @@ impl<'a, 'py> Dispatch<'a, 'py> {
             self.owner.call_method0(intern!(py, "_replayed"))?;
         }
         if handlers.is_empty() && !has_readers {
-            self.finish(delivery, true);
+            // A message that waits for its handlers goes unacknowledged, for another member to handle.
+            self.finish(delivery, message.ack_mode != AckMode::AfterHandler);
             return Ok(());
         }
 
