@@ -60,15 +60,14 @@ async function plain() {
   const handlers = new Map();
   const waiting = new Map();
   let references = 0;
-  let acks = [];
+  const acks = [];
   const send = (frame) => socket.send(encode(frame));
   const settle = (key) => {
     waiting.get(key)?.(null);
     waiting.delete(key);
   };
   const acknowledge = () => {
-    send({ type: "batchAck", msgIds: acks });
-    acks = [];
+    while (acks.length > 0) send({ type: "batchAck", msgIds: acks.splice(0, 1_000) });
   };
   const opened = new Promise((done) => waiting.set("auth", done));
   socket.on("open", () => send({ type: "auth", token: TOKEN, protocolVersion: 2 }));
