@@ -259,6 +259,21 @@ impl Error {
         self
     }
 
+    /// The name of the class that stands for it, the same in every language.
+    pub fn class(&self) -> &'static str {
+        match self {
+            Self::Config { .. } => "ConfigError",
+            Self::NotConnected => "NotConnectedError",
+            Self::Connection { .. } => "ConnectionError",
+            Self::Auth { .. } => "AuthError",
+            Self::Server(_) => "ServerError",
+            Self::Timeout { .. } => "TimeoutError",
+            Self::Queue { .. } => "QueueError",
+            Self::Encode { .. } => "EncodeError",
+            Self::Closed { .. } => "ClosedError",
+        }
+    }
+
     /// The stable text of the code; for a broker's refusal its identifier.
     pub fn code(&self) -> &str {
         match self {

@@ -38,6 +38,23 @@ pub enum State {
     Failed,
 }
 
+impl State {
+    /// Its name, the same in every language.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Connecting => "connecting",
+            Self::Authenticating => "authenticating",
+            Self::Connected => "connected",
+            Self::Backoff => "backoff",
+            Self::Suspended => "suspended",
+            Self::Closing => "closing",
+            Self::Closed => "closed",
+            Self::Failed => "failed",
+        }
+    }
+}
+
 /// What a caller is told, in the order it happened.
 ///
 /// Around a loss that is `Disconnected`, `Error`, `Reconnecting`, `Connected`, `Gap`, `Ready`, `Reconnected`.
@@ -343,6 +360,17 @@ pub enum Outcome {
     Duplicate,
 }
 
+impl Outcome {
+    /// Its name, the same in every language.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Written => "written",
+            Self::Accepted => "accepted",
+            Self::Duplicate => "duplicate",
+        }
+    }
+}
+
 /// What happened to an actor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
@@ -354,6 +382,18 @@ pub enum Change {
     Leave,
     /// It is being woken.
     Waking,
+}
+
+impl Change {
+    /// Its name, the same in every language.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Join => "join",
+            Self::Update => "update",
+            Self::Leave => "leave",
+            Self::Waking => "waking",
+        }
+    }
 }
 
 /// A room, by app where the broker tells them apart.

@@ -20,21 +20,6 @@ use kit::*;
 
 const TABLE: &str = include_str!("../../conformance/client-errors.json");
 
-fn class(error: &Error) -> &'static str {
-    match error {
-        Error::Config { .. } => "ConfigError",
-        Error::NotConnected => "NotConnectedError",
-        Error::Connection { .. } => "ConnectionError",
-        Error::Auth { .. } => "AuthError",
-        Error::Server(_) => "ServerError",
-        Error::Timeout { .. } => "TimeoutError",
-        Error::Queue { .. } => "QueueError",
-        Error::Encode { .. } => "EncodeError",
-        Error::Closed { .. } => "ClosedError",
-        other => panic!("{other:?} has no class"),
-    }
-}
-
 /// How `connect` fails.
 fn connecting(options: Options, fail: impl FnOnce(&mut Rig)) -> Error {
     let mut rig = Rig::new(Options { initial_connect: InitialConnect::Background, ..options });
@@ -238,7 +223,7 @@ fn the_golden_table() {
         let Some(error) = row.happens() else { continue };
         let what = row.0;
         assert_eq!(
-            (class(&error), error.code()),
+            (error.class(), error.code()),
             (row.text("class").unwrap(), row.text("code").unwrap()),
             "{what}"
         );

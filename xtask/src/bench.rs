@@ -76,7 +76,9 @@ pub(crate) async fn run(bench: Bench) -> Result<()> {
             ("node", run)
         }
     };
-    command.arg("--broker").arg(workspace::release_binary("nolag-broker")?);
+    if what != "node" {
+        command.arg("--broker").arg(workspace::release_binary("nolag-broker")?);
+    }
     let json = match run.json {
         Some(json) => json,
         None => {

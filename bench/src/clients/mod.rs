@@ -20,7 +20,7 @@ pub(crate) mod stand_in;
 mod through;
 mod worker;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -108,8 +108,6 @@ struct Bench {
     plan: Plan,
     published: Client,
     ours: Client,
-    broker: PathBuf,
-    log: PathBuf,
 }
 
 /// Measures what is asked for and reports it.
@@ -126,30 +124,30 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
         plan: if args.quick { QUICK } else { FULL },
         published: python(&args.published, false),
         ours: python(&args.ours, true),
-        broker: args
-            .broker
-            .canonicalize()
-            .with_context(|| format!("cannot run {}", args.broker.display()))?,
-        log,
     };
+    let broker =
+        args.broker.canonicalize().with_context(|| format!("cannot run {}", args.broker.display()))?;
     let works = if args.works.is_empty() { Work::value_variants() } else { &args.works };
     let mut figures = Vec::new();
     for work in works {
         let name = work.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
         eprintln!("measuring: {name}");
-        figures.extend(bench.measure(*work).await.with_context(|| format!("cannot measure {name}"))?);
+        figures.extend(
+            bench.measure(*work, (&broker, &log)).await.with_context(|| format!("cannot measure {name}"))?,
+        );
     }
     let report = Report { subject: "NoLag clients", notes: NOTES, quick: args.quick, figures };
     print!("{}", report.table());
     report::write(&report, &args.json)?;
-    if bench.log.metadata().is_ok_and(|log| log.len() > 0) {
-        println!("the broker had something to say: {}", bench.log.display());
+    if log.metadata().is_ok_and(|log| log.len() > 0) {
+        println!("the broker had something to say: {}", log.display());
     }
     Ok(())
 }
 
 impl Bench {
-    async fn measure(&self, work: Work) -> Result<Vec<Figure>> {
+    /// `broker` is the program, and where it logs.
+    async fn measure(&self, work: Work, broker: (&Path, &Path)) -> Result<Vec<Figure>> {
         match work {
             Work::StandIn => native::stand_in(&self.plan).await,
             Work::Rust => native::rust(&self.plan).await,
@@ -158,7 +156,7 @@ impl Bench {
             Work::Echo => alone::echo(self).await,
             Work::Import => alone::import(self).await,
             Work::Memory => alone::memory(self).await,
-            Work::Broker => through::broker(self).await,
+            Work::Broker => through::broker(self, broker).await,
         }
     }
 }

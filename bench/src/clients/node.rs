@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use super::alone::{connections, echoes, emitted, flood};
 use super::stand_in;
@@ -15,9 +15,6 @@ pub(crate) struct Args {
     /// The program that puts a client to work
     #[arg(long, value_name = "SCRIPT")]
     worker: PathBuf,
-    /// The broker's program
-    #[arg(long)]
-    broker: PathBuf,
     /// Fewer and shorter rounds
     #[arg(long)]
     quick: bool,
@@ -38,14 +35,10 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
     let client = |which: &str| {
         Client::new(Path::new("node"), &args.worker, vec!["--client".to_owned(), which.to_owned()])
     };
-    let log = args.json.with_extension("log");
-    std::fs::File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
     let bench = Bench {
         plan: if args.quick { QUICK } else { FULL },
         published: client("plain"),
         ours: client("ours"),
-        broker: args.broker.clone(),
-        log,
     };
     let report =
         Report { subject: "NoLag in Node", notes: NOTES, quick: args.quick, figures: measure(&bench).await? };

@@ -1,5 +1,7 @@
 //! Python clients through the broker: a process that publishes and one that receives.
 
+use std::path::Path;
+
 use anyhow::{Context, Result};
 
 use super::alone::{echo_figures, echoes};
@@ -13,8 +15,8 @@ use crate::report::{Figure, Goal};
 const RATE: u32 = 2_000;
 
 /// Echo, paced and flat out, with messages that carry an id and ask for an acknowledgement.
-pub(super) async fn broker(bench: &Bench) -> Result<Vec<Figure>> {
-    let broker = Process::broker(&bench.broker, true, &bench.log).await?;
+pub(super) async fn broker(bench: &Bench, (program, log): (&Path, &Path)) -> Result<Vec<Figure>> {
+    let broker = Process::broker(program, true, log).await?;
     let address = &broker.address;
     let trips = echoes(bench, address, TOPIC).await?;
     let versus = Versus::python("through the broker: own echo, one in flight", trips);

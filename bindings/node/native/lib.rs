@@ -7,11 +7,9 @@ use napi_derive::napi;
 use nolag_core::door::{self, Settings};
 use nolag_core::driver::native;
 
-/// One client.
+/// One client. It disconnects when it is collected.
 #[napi]
-pub struct Door {
-    door: Option<door::Door>,
-}
+pub struct Door(door::Door);
 
 /// How far the application is with a subscription.
 #[napi(object)]
@@ -42,7 +40,7 @@ pub fn open(options: &[u8], wake: Function<'_, (), ()>) -> Result<Either<Door, U
     let (door, driver) = door::Door::open(settings, Box::new(transport), Box::new(wake));
     let thread = native::background(0).map_err(|fault| Error::from_reason(fault.to_string()))?;
     thread.spawn(driver);
-    Ok(Either::A(Door { door: Some(door) }))
+    Ok(Either::A(Door(door)))
 }
 
 #[napi]
@@ -50,14 +48,13 @@ impl Door {
     /// Carries out commands.
     #[napi]
     pub fn send(&self, commands: &[u8]) -> Result<()> {
-        let Some(door) = &self.door else { return Ok(()) };
-        door.send(commands).map_err(|fault| Error::from_reason(fault.to_string()))
+        self.0.send(commands).map_err(|fault| Error::from_reason(fault.to_string()))
     }
 
     /// All items that are ready.
     #[napi]
     pub fn take(&self) -> Option<Uint8Array> {
-        let items = self.door.as_ref()?.take();
+        let items = self.0.take();
         (!items.is_empty()).then(|| items.into())
     }
 
@@ -65,7 +62,7 @@ impl Door {
     #[napi]
     #[allow(clippy::cast_precision_loss)] // such numbers are below 2^53
     pub fn position(&self, topic: String) -> Option<Position> {
-        let position = self.door.as_ref()?.position(&topic)?;
+        let position = self.0.position(&topic)?;
         Some(Position { epoch: position.epoch.to_string(), seq: position.seq as f64 })
     }
 
@@ -73,18 +70,12 @@ impl Door {
     #[napi(getter)]
     #[allow(clippy::cast_possible_truncation)] // of calls there are at most 100,000
     pub fn open_calls(&self) -> u32 {
-        self.door.as_ref().map_or(0, |door| door.open_calls() as u32)
+        self.0.open_calls() as u32
     }
 
     /// What counts.
     #[napi]
-    pub fn stats(&self) -> Option<Uint8Array> {
-        Some(self.door.as_ref()?.stats().into())
-    }
-
-    /// Lets go of the client, which disconnects if it has not.
-    #[napi]
-    pub fn close(&mut self) {
-        self.door = None;
+    pub fn stats(&self) -> Uint8Array {
+        self.0.stats().into()
     }
 }

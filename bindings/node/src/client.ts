@@ -6,17 +6,19 @@ import {
   ConfigError,
   ConnectionError,
   EncodeError,
+  type ErrorDetails,
   errorOf,
   isTold,
-  NoLagError,
+  type NoLagError,
   NotConnectedError,
   type RawError,
 } from "./errors.js";
 import { Lane, type Settle } from "./lane.js";
-import type { KeepAlive, Native, Platform, Position } from "./native.js";
+import type { KeepAlive, Platform, Position } from "./native.js";
 import {
   clientOptions,
   filterList,
+  present,
   publishOptions,
   settings,
   subscribeOptions,
@@ -26,6 +28,7 @@ import {
 import { encodable, pack, unpack } from "./payload.js";
 import { AppContext } from "./rooms.js";
 import { Subscription } from "./subscription.js";
+import { Tokens, whyNoToken } from "./tokens.js";
 import type {
   AckCallback,
   ActorPresence,
@@ -45,37 +48,27 @@ import type {
 
 const CLIENT_DISCONNECT = "Client disconnect";
 
+/** Stands for a value that was refused, and told. */
+const REFUSED = Symbol("refused");
+
 /** Clients that are at work: nobody else may hold on to one whose handlers are all that matters. */
 const AT_WORK = new Set<NoLagClient>();
 
 /** One client. It belongs to the realm that made it: a worker makes its own. */
 export class NoLagClient extends Dispatcher {
   protected readonly lane: Lane;
-  #token: string | undefined;
-  #provider: TokenProvider | undefined;
-  /** Aborted when the token that is being fetched is no longer needed. */
-  #fetching: AbortController | undefined;
-  /** The native half while it is fetched. */
-  #opening: Promise<void> | undefined;
+  readonly #tokens: Tokens;
   /** Topics that were subscribed without an iterator. */
   readonly #subscribed = new Set<string>();
   #lastRoom: [app: string | null, room: string | null] = [null, null];
   #alive: KeepAlive | undefined;
   #isUnref = false;
-  #unwatch: (() => void) | undefined;
-  #isHidden = false;
   #closing: Promise<void> | undefined;
 
   /** @internal `NoLag` makes one. */
   constructor(platform: Platform, token: string | TokenProvider, options?: NoLagOptions) {
-    super(platform, clientOptions(options, platform.reaches));
-    this.#provider = typeof token === "function" ? token : this.options.tokenProvider;
-    if (this.#provider === undefined) {
-      if (typeof token !== "string" || token === "") {
-        throw new ConfigError("a token is missing: give a string, or a function that gives one");
-      }
-      this.#token = token;
-    }
+    super(platform, clientOptions(options));
+    this.#tokens = new Tokens(token, this.options.tokenProvider);
     const queue = this.options.offlineQueue;
     const most = [queue?.maxMessages ?? 1_000, queue?.maxBytes ?? 8 << 20] as const;
     this.lane = new Lane(...most, (error) => this.failed(error));
@@ -93,10 +86,7 @@ export class NoLagClient extends Dispatcher {
     const url = this.options.url ?? this.platform.url();
     if (!url) throw new ConfigError('a URL is missing: give NoLag(token, { url: "ws://…" })', "url_required");
     if (this.mirrored === "connected") return;
-    if (this.lane.door === undefined && this.#opening === undefined) {
-      const opened = this.#open(url);
-      if (opened !== undefined) this.#opening = opened.finally(() => (this.#opening = undefined));
-    }
+    if (this.lane.door === undefined) this.#open(url);
     if (this.isOff) {
       this.mirrored = "connecting";
       this.wasConnected = false;
@@ -105,30 +95,12 @@ export class NoLagClient extends Dispatcher {
     await this.#call("connect", [], signal);
   }
 
-  /** Opens the door, or begins to. */
-  #open(url: string): Promise<void> | undefined {
-    const loaded = this.platform.load({ wasm: this.options.wasm });
-    if (!(loaded instanceof Promise)) {
-      this.#enter(loaded, url);
-      return undefined;
-    }
-    return loaded
-      .then((native) => this.#enter(native, url))
-      .catch((failure) => {
-        const error = failure instanceof NoLagError ? failure : new ConfigError(String(failure), "unsupported_runtime");
-        this.mirrored = "failed";
-        this.stateChanged();
-        this.lane.abandon(error);
-        this.fire("failed", error);
-      });
-  }
-
-  #enter(native: Native, url: string): void {
-    const token = this.#provider === undefined ? this.#token : undefined;
-    const options = pack({ ...present(settings(this.options, url)), ...(token && { token }) });
+  #open(url: string): void {
+    const token = this.#tokens.fixed;
+    const options = pack({ ...settings(this.options, url), ...(token && { token }) });
     // The native half must not keep a client alive that nobody uses any more.
     const client = new WeakRef(this);
-    const door = native.open(options, () => client.deref()?.wake());
+    const door = this.platform.load().open(options, () => client.deref()?.wake());
     if (door instanceof Uint8Array) throw errorOf(unpack(door) as RawError);
     this.lane.open(door);
   }
@@ -139,25 +111,19 @@ export class NoLagClient extends Dispatcher {
    */
   disconnect(): void {
     if (this.isOff) return;
-    if (this.lane.door === undefined) {
-      this.lane.abandon(new ClosedError());
-      this.mirrored = "closed";
-    } else {
-      this.lane.drop();
-      this.reportLast();
-      this.muted += 1;
-      this.lane.call("disconnect", [], () => {
-        this.muted -= 1;
-        if (this.isOff) AT_WORK.delete(this);
-      });
-      this.lane.flush();
-    }
+    this.lane.drop();
+    this.reportLast();
+    this.muted += 1;
+    this.lane.call("disconnect", [], () => {
+      this.muted -= 1;
+      if (this.isOff) AT_WORK.delete(this);
+    });
+    this.lane.flush();
     this.ended(CLIENT_DISCONNECT);
   }
 
   /** Closes when all that was published has been answered, within `timeoutMs`. */
   close({ flush = true, timeoutMs = 5_000 }: { flush?: boolean; timeoutMs?: number } = {}): Promise<void> {
-    if (this.lane.door === undefined) this.disconnect();
     if (this.isOff) return this.#closing ?? Promise.resolve();
     this.#closing ??= new Promise<void>((resolve, reject) => {
       const settle: Settle = (error) => {
@@ -245,9 +211,7 @@ export class NoLagClient extends Dispatcher {
 
   /** Uses another token from the next connection on. */
   updateToken(token: string): void {
-    if (typeof token !== "string" || token === "") throw new ConfigError("updateToken: text is expected");
-    this.#token = token;
-    this.#provider = undefined;
+    this.#tokens.replace(token);
     if (this.lane.door !== undefined) this.lane.call("updateToken", [token]);
   }
 
@@ -278,16 +242,9 @@ export class NoLagClient extends Dispatcher {
       this.failed(new NotConnectedError({ topic }), done);
       return;
     }
-    let value: unknown;
-    try {
-      value = encodable(data, { op: "emit", topic });
-    } catch (error) {
-      if (!(error instanceof EncodeError)) throw error;
-      if (done) this.failed(error, done);
-      this.fire("error", error);
-      return;
-    }
-    this.lane.callInOrder("publish", [topicName(topic), value, given && present(given)], this.#settle(done), topic);
+    const value = this.#encodable(data, { op: "emit", topic }, done);
+    if (value === REFUSED) return;
+    this.lane.callInOrder("publish", [topicName(topic), value, given], this.#settle(done), topic);
   }
 
   /**
@@ -299,7 +256,7 @@ export class NoLagClient extends Dispatcher {
     if (this.mirrored === "idle") throw new NotConnectedError({ topic });
     if (this.isOff || this.mirrored === "closing") throw new ClosedError("closed", "closed", { topic });
     const value = encodable(data, { op: "publish", topic });
-    const receipt = await this.#call("publish", [topicName(topic), value, given && present(given)], options?.signal);
+    const receipt = await this.#call("publish", [topicName(topic), value, given], options?.signal);
     return present(receipt as Record<string, unknown>) as unknown as Receipt;
   }
 
@@ -324,7 +281,7 @@ export class NoLagClient extends Dispatcher {
     }
     const settle = this.#settle(done);
     this.#subscribed.add(topic);
-    this.lane.call("subscribe", [topic, given && present(given)], settle);
+    this.lane.call("subscribe", [topic, given], settle);
   }
 
   /** Unsubscribes. Handlers of the topic stay; iterators of it end. */
@@ -368,7 +325,7 @@ export class NoLagClient extends Dispatcher {
     const reader = new Subscription<T>(this, topic, size, overflow, options.signal);
     const readers = this.readers.get(topic);
     this.readers.set(topic, [...(readers ?? []), reader as Subscription<unknown>]);
-    this.lane.call("subscribe", [topic, given && present(given)], (error) => {
+    this.lane.call("subscribe", [topic, given], (error) => {
       reader.settle(error);
       // It needs the topic no more. What a closed client wanted, it wants again.
       if (error !== null && !(error instanceof ClosedError)) void this.readerLeaves(reader as Subscription<unknown>);
@@ -434,15 +391,8 @@ export class NoLagClient extends Dispatcher {
   /** @internal */
   announce(app: string | null, room: string | null, data: PresenceData | null, callback?: AckCallback): void {
     if (data === undefined) throw new ConfigError("setPresence: presence is missing; clearPresence takes it back");
-    let value: unknown;
-    try {
-      value = encodable(data, { op: "setPresence", ...(room !== null && { topic: room }) });
-    } catch (error) {
-      if (!(error instanceof EncodeError)) throw error;
-      if (callback) this.failed(error, callback);
-      this.fire("error", error);
-      return;
-    }
+    const value = this.#encodable(data, { op: "setPresence", ...(room !== null && { topic: room }) }, callback);
+    if (value === REFUSED) return;
     if (data !== null) this.#lastRoom = [app, room];
     const isOff = this.isOff;
     const settle = this.#settle(callback);
@@ -504,6 +454,18 @@ export class NoLagClient extends Dispatcher {
       this.lane.call("unsubscribe", [topic], () => resolve());
       if (this.lane.door === undefined) resolve();
     });
+  }
+
+  /** A value for one of the verbs that never throw for it: what cannot be encoded is told, to the callback and by an event. */
+  #encodable(data: unknown, details: ErrorDetails, callback: AckCallback | undefined): unknown {
+    try {
+      return encodable(data, details);
+    } catch (error) {
+      if (!(error instanceof EncodeError)) throw error;
+      if (callback) this.failed(error, callback);
+      this.fire("error", error);
+      return REFUSED;
+    }
   }
 
   /** Calls and waits; an abort withdraws the call. */
@@ -576,38 +538,13 @@ export class NoLagClient extends Dispatcher {
     if (this.isOff) {
       this.#alive?.end();
       this.#alive = undefined;
-      if (!this.#isHidden) {
-        this.#unwatch?.();
-        this.#unwatch = undefined;
-      }
-      this.#fetching?.abort();
+      this.#tokens.abort();
       if (this.muted === 0) AT_WORK.delete(this); // else answers are still to come
     } else {
       AT_WORK.add(this);
       this.#alive ??= this.platform.keepAlive();
       if (this.#isUnref) this.#alive.unref();
-      this.#unwatch ??= this.#watch();
     }
-  }
-
-  /** Follows what the platform says of network and sleep. */
-  #watch(): (() => void) | undefined {
-    return this.platform.watch?.({
-      hint: (hint) => {
-        const of = hint === "online" || hint === "offline" ? this.options.networkHints : this.options.lifecycleHints;
-        if (of !== "off") this.#hint(hint);
-      },
-      hidden: () => {
-        if (!this.options.disconnectOnHidden || this.isOff) return;
-        this.#isHidden = true;
-        this.disconnect();
-      },
-      visible: () => {
-        if (!this.#isHidden) return;
-        this.#isHidden = false;
-        this.connect().catch(() => {}); // it is told by an event
-      },
-    });
   }
 
   /** Nothing more is handed over, because the application closed the client. */
@@ -627,33 +564,11 @@ export class NoLagClient extends Dispatcher {
   }
 
   protected askForToken(number: number, request: Omit<TokenRequest, "signal">): void {
-    const fetching = new AbortController();
-    this.#fetching?.abort();
-    this.#fetching = fetching;
-    const provider = this.#provider;
-    const fetch = async () => {
-      if (provider === undefined) return [this.#token ?? "", null] as const;
-      const given = await provider({ ...request, signal: fetching.signal });
-      const { token, expiresAt } = typeof given === "string" ? { token: given, expiresAt: undefined } : Object(given);
-      if (typeof token !== "string") throw new TypeError("the token provider gave no token");
-      const expires = expiresAt === undefined ? null : Math.max(0, Number(expiresAt) - Date.now());
-      return [token, expires] as const;
-    };
-    fetch().then(
-      ([token, expires]) => this.lane.tell("token", number, token, expires),
-      (failure) => {
-        const { message, fatal } = Object(failure);
-        const why =
-          typeof message === "string" ? message : typeof failure === "object" ? "no reason given" : String(failure);
-        this.lane.tell("tokenFailed", number, `the token provider failed: ${why}`, fatal === true);
-      },
+    this.#tokens.fetch(request).then(
+      ([token, expiresInMs]) => this.lane.tell("token", number, token, expiresInMs),
+      (failure) => this.lane.tell("tokenFailed", number, ...whyNoToken(failure)),
     );
   }
-}
-
-/** Fields that are there: what is undefined, or nil, is left out. */
-function present(fields: Record<string, unknown>): Record<string, unknown> {
-  return Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== undefined && value !== null));
 }
 
 const ZEROS: Stats = {

@@ -2,7 +2,7 @@
 
 import { ClosedError, type NoLagError, QueueError } from "./errors.js";
 import type { Door } from "./native.js";
-import { pack, unpack } from "./payload.js";
+import { pack } from "./payload.js";
 
 /** Takes a call's answer. */
 export type Settle = (error: NoLagError | null, reply?: unknown) => void;
@@ -10,16 +10,13 @@ export type Settle = (error: NoLagError | null, reply?: unknown) => void;
 /** How many bytes may gather before they cross at once. */
 const MAX_BATCH = 64 * 1024;
 
-/** Calls that say what is wanted. */
-const WANTED: ReadonlySet<string> = new Set(["subscribe", "unsubscribe", "filters", "presence"]);
-
 interface Call {
   bytes: Uint8Array;
   request: number;
-  topic: string | undefined;
 }
 
 export class Lane {
+  /** Opened by the first `connect`; until then what is said gathers. */
   #door: Door | undefined;
   /** What crosses at the end of this turn. */
   #batch: Uint8Array[] = [];
@@ -85,7 +82,7 @@ export class Lane {
       return request;
     }
     if (this.#held.length === 0) this.tell("room", Math.ceil(this.#maxCalls / 2));
-    this.#held.push({ bytes: bytes.slice(), request, topic });
+    this.#held.push({ bytes: bytes.slice(), request });
     this.#heldBytes += bytes.length;
     return request;
   }
@@ -130,13 +127,6 @@ export class Lane {
     this.#gone = 0;
     this.#heldBytes = 0;
     for (const { request } of held) if (request > 0) this.#complete(request, new ClosedError());
-  }
-
-  /** There will be no door for now: what was called fails. What is wanted, subscriptions and presence, is kept for the next. */
-  abandon(error: NoLagError): void {
-    this.#batch = this.#batch.filter((bytes) => WANTED.has((unpack(bytes) as [string])[0]));
-    this.#batchBytes = this.#batch.reduce((sum, bytes) => sum + bytes.length, 0);
-    for (const request of [...this.#settles.keys()]) this.answer(request, error, undefined);
   }
 
   /** An answer has come. */

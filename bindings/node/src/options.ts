@@ -97,7 +97,6 @@ const CLIENT: Table = {
   logger: object,
   networkHints: oneOf("auto", "off"),
   lifecycleHints: oneOf("auto", "off"),
-  wasm: (value) => (typeof value === "string" ? undefined : object(value) && "a URL, bytes, or a WebAssembly.Module"),
 };
 
 const position: Check = (value) => {
@@ -157,15 +156,15 @@ function check(given: unknown, table: Table, what: string, prefix = ""): void {
 }
 
 /** Options of a client, checked. */
-export function clientOptions(given: NoLagOptions | undefined, reaches: boolean): NoLagOptions {
+export function clientOptions(given: NoLagOptions | undefined): NoLagOptions {
   if (given === undefined || given === null) return {};
   check(given, CLIENT, "options");
-  for (const name of ["headers", "proxy", "tls"] as const) {
-    if (!reaches && given[name] != null) {
-      throw new ConfigError(`${name}: a browser does not let programs choose it`, "bad_option");
-    }
-  }
   return { ...given };
+}
+
+/** Fields that are there: what is undefined, or nil, is left out. */
+export function present(fields: object): Record<string, unknown> {
+  return Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== undefined && value !== null));
 }
 
 /** All that the native half is told, but for the token. */
@@ -175,7 +174,7 @@ export function settings(options: NoLagOptions, url: string): Record<string, unk
     backoff.baseMs = options.reconnectInterval;
     backoff.factor ??= 1.5; // as the published client does
   }
-  return {
+  return present({
     url,
     reconnect: options.reconnect,
     maxReconnectAttempts: options.maxReconnectAttempts,
@@ -204,7 +203,7 @@ export function settings(options: NoLagOptions, url: string): Record<string, unk
     headers: options.headers,
     proxy: options.proxy,
     ca: options.tls?.ca,
-  };
+  });
 }
 
 function groupOf(options: { loadBalance?: boolean; loadBalanceGroup?: string }): boolean | string | undefined {
@@ -223,7 +222,7 @@ export function subscribeOptions(
   const { qos, filters, history, resumeFrom, redeliver, ackTimeoutMs } = given;
   // A group that is named is meant, unless it is said not to be.
   const group = given.loadBalance === undefined && given.loadBalanceGroup ? given.loadBalanceGroup : groupOf(given);
-  return {
+  return present({
     qos,
     group,
     filters,
@@ -231,7 +230,7 @@ export function subscribeOptions(
     resumeFrom: resumeFrom && { epoch: resumeFrom.epoch, seq: resumeFrom.seq },
     redeliver,
     ackTimeoutMs,
-  };
+  });
 }
 
 /** What a publish takes. */
@@ -239,7 +238,7 @@ export function publishOptions(given: object | undefined, isPublish = false): Re
   if (given === undefined || given === null) return null;
   check(given, isPublish ? PUBLISH : EMIT, isPublish ? "publish" : "emit");
   const { signal: _, ...options } = given as Record<string, unknown>;
-  return options;
+  return present(options);
 }
 
 /** What a wait takes, checked. */

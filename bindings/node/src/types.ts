@@ -242,7 +242,7 @@ export interface NoLagOptions {
   heartbeatInterval?: number;
   /** How long the broker may stay silent after a heartbeat. Default 10,000. */
   heartbeatTimeout?: number;
-  /** Browsers: a hidden page is disconnected, and connected again when it is seen. Default false. */
+  /** Has no meaning outside browsers. */
   disconnectOnHidden?: boolean;
   /** The default of subscribe and publish. Default 1. */
   qos?: QoS;
@@ -286,20 +286,18 @@ export interface NoLagOptions {
   tokenProvider?: TokenProvider;
   /** How long before its expiry a token is renewed. Default 60,000. */
   tokenRefreshMarginMs?: number;
-  /** Node: further headers of the request for the WebSocket. */
+  /** Further headers of the request for the WebSocket. */
   headers?: Record<string, string>;
-  /** Node: a proxy's URL, or false for none; the environment's where absent. */
+  /** A proxy's URL, or false for none; the environment's where absent. */
   proxy?: string | false;
-  /** Node: certificates to trust beside the bundled roots, PEM. */
+  /** Certificates to trust beside the bundled roots, PEM. */
   tls?: { ca?: string | Uint8Array };
   /** Where logs go. Default `console`, for warnings only unless `debug` is set. */
   logger?: Logger;
-  /** Whether the client follows what the platform says of the network. Default `auto`. */
+  /** Has no meaning in Node, which is told nothing of the network. */
   networkHints?: "auto" | "off";
-  /** Whether it follows what the platform says of sleep. Default `auto`. */
+  /** Has no meaning in Node, which is told nothing of sleep: the client finds out by itself. */
   lifecycleHints?: "auto" | "off";
-  /** Browsers: where the WebAssembly is, or its bytes. */
-  wasm?: string | URL | Uint8Array | ArrayBuffer | WebAssembly.Module;
 }
 
 /** What counts; the names are the same in every language. Times are in ms. */

@@ -10,7 +10,7 @@ use nolag_core::Error;
 use nolag_core::driver::{Handle, drive};
 use nolag_core::event::{self, Event};
 use nolag_core::options::{Position, PublishOptions, Qos, Secret, SubscribeOptions};
-use nolag_core::session::{Call, FilterChange, Hint, Reply, RequestId, TokenReason};
+use nolag_core::session::{Call, FilterChange, Hint, Reply, RequestId};
 use pyo3::PyTraverseError;
 use pyo3::exceptions::PyOSError;
 use pyo3::gc::PyVisit;
@@ -522,12 +522,7 @@ impl Core {
                 owner.call_method1(intern!(py, "_log_frame"), (sent, kind, bytes))?;
             }
             Item::Token(request, reply) => {
-                let reason = match request.reason {
-                    TokenReason::Initial => "initial",
-                    TokenReason::Reconnect => "reconnect",
-                    TokenReason::Expired => "expired",
-                    TokenReason::Rejected => "rejected",
-                };
+                let reason = request.reason.name();
                 let last = request.last_error.map(|error| errors::exception(py, &error)).transpose()?;
                 let answer = Bound::new(py, TokenAnswer::new(reply))?;
                 owner.call_method1(intern!(py, "_fetch_token"), (reason, request.attempt, last, answer))?;

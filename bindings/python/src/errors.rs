@@ -9,17 +9,6 @@ static MAKE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
 /// The exception for an error.
 pub(crate) fn exception<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyAny>> {
-    let kind = match error {
-        Error::Config { .. } => "config",
-        Error::NotConnected => "not_connected",
-        Error::Connection { .. } => "connection",
-        Error::Auth { .. } => "auth",
-        Error::Server(_) => "server",
-        Error::Timeout { .. } => "timeout",
-        Error::Queue { .. } => "queue",
-        Error::Encode { .. } => "encode",
-        _ => "closed",
-    };
     let fields = PyDict::new(py);
     fields.set_item("topic", error.topic())?;
     fields.set_item("retryable", error.retryable())?;
@@ -40,7 +29,7 @@ pub(crate) fn exception<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'
         Error::Encode { message, .. } => message.clone(), // the class says of what
         _ => error.to_string(),
     };
-    MAKE.import(py, "nolag.errors", "_from_native")?.call1((kind, error.code(), message, fields))
+    MAKE.import(py, "nolag.errors", "_from_native")?.call1((error.class(), error.code(), message, fields))
 }
 
 /// The error, to be raised.

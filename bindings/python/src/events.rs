@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use nolag_core::Event;
-use nolag_core::event::{Actor, Change, Gap, LobbyChange, LobbySnapshot, Ready, State, Warning};
+use nolag_core::event::{Actor, Gap, LobbyChange, LobbySnapshot, Ready, Warning};
 use nolag_core::session::Reply;
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
@@ -22,7 +22,7 @@ pub(crate) fn event<'py>(
     let nothing = || py.None().into_bound(py);
     Ok(Some(match event {
         Event::State { from, to, reason, close_code } => {
-            ("state", (state(from), state(to), reason, close_code).into_bound_py_any(py)?)
+            ("state", (from.name(), to.name(), reason, close_code).into_bound_py_any(py)?)
         }
         Event::Connecting => ("connecting", nothing()),
         Event::Connected { actor_id, actor_type, project_id, protocol_version, features } => {
@@ -57,7 +57,7 @@ pub(crate) fn event<'py>(
         }
         Event::Gap(gap) => ("gap", self::gap(py, gap, started)?),
         Event::Presence(change, actor) => {
-            ("presence", (change_name(*change), self::actor(py, actor)?).into_bound_py_any(py)?)
+            ("presence", (change.name(), self::actor(py, actor)?).into_bound_py_any(py)?)
         }
         Event::PresenceReplaced(room) => {
             let report = PyDict::new(py);
@@ -83,29 +83,6 @@ pub(crate) fn reply(py: Python<'_>, reply: &Reply) -> PyResult<Py<PyAny>> {
         Reply::Lobby(rooms) => snapshot(py, rooms)?.into_any().unbind(),
         Reply::Done | Reply::Receipt(_) => py.None(),
     })
-}
-
-fn state(state: &State) -> &'static str {
-    match state {
-        State::Idle => "idle",
-        State::Connecting => "connecting",
-        State::Authenticating => "authenticating",
-        State::Connected => "connected",
-        State::Backoff => "backoff",
-        State::Suspended => "suspended",
-        State::Closing => "closing",
-        State::Closed => "closed",
-        State::Failed => "failed",
-    }
-}
-
-fn change_name(change: Change) -> &'static str {
-    match change {
-        Change::Join => "join",
-        Change::Update => "update",
-        Change::Leave => "leave",
-        Change::Waking => "waking",
-    }
 }
 
 fn warning(warning: Warning) -> String {
@@ -190,7 +167,7 @@ fn lobby<'py>(py: Python<'py>, change: &LobbyChange) -> PyResult<Bound<'py, PyAn
     fields.set_item("room", &change.room)?;
     fields.set_item("app", &change.app)?;
     fields.set_item("actor_id", &change.actor_id)?;
-    fields.set_item("change", change_name(change.change))?;
+    fields.set_item("change", change.change.name())?;
     fields.set_item("data", value::decode(py, &change.data)?)?;
     Ok(fields.into_any())
 }

@@ -4,7 +4,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nolag_core::Error;
-use nolag_core::event::{self, Outcome};
+use nolag_core::event;
 use nolag_core::options::Qos;
 use nolag_core::session::RequestId;
 use pyo3::PyTraverseError;
@@ -150,11 +150,7 @@ impl Receipt {
         match &*self.lock() {
             State::Open { .. } => "queued",
             State::Failed { .. } => "failed",
-            State::Done(receipt) => match receipt.outcome {
-                Outcome::Written => "written",
-                Outcome::Accepted => "accepted",
-                Outcome::Duplicate => "duplicate",
-            },
+            State::Done(receipt) => receipt.outcome.name(),
         }
     }
 

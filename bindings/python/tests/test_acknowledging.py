@@ -79,6 +79,17 @@ class TestAcknowledging:
         await started.many(2)
         assert await started.next() == "bad"
 
+    async def test_without_a_handler(self, clients: Clients, scripted: ScriptedBroker) -> None:
+        """Then what nobody handles is not acknowledged, for another to handle."""
+        client, link = await clients.link(scripted, ack_mode="after_handler")
+        await client.subscribe(TOPIC)
+        await link.message(TOPIC, 0, msgId="m-0", requiresAck=True)
+        await settle(client)
+        messages = Heard()
+        client.on(TOPIC, messages)
+        await link.message(TOPIC, 1, msgId="m-1", requiresAck=True)
+        assert acknowledged(await link.next("ack", "batchAck")) == ["m-1"]
+
     async def test_by_hand(self, clients: Clients, scripted: ScriptedBroker) -> None:
         """Nothing is acknowledged but what the application says (API-057, K-044)."""
         client, link = await clients.link(scripted, ack_mode="manual")

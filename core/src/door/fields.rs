@@ -106,9 +106,8 @@ pub(super) fn time(name: &str, reader: &mut Reader<'_>) -> Result<Duration, Erro
 
 /// Milliseconds, more than none.
 pub(super) fn wait(name: &str, reader: &mut Reader<'_>) -> Result<Duration, Error> {
-    time(name, reader)?
-        .checked_sub(Duration::from_nanos(1))
-        .map_or_else(|| Err(unfit(name, "a time in ms above 0")), |less| Ok(less + Duration::from_nanos(1)))
+    let given = time(name, reader)?;
+    if given.is_zero() { Err(unfit(name, "a time in ms above 0")) } else { Ok(given) }
 }
 
 pub(super) fn qos(name: &str, reader: &mut Reader<'_>) -> Result<Qos, Error> {

@@ -5,13 +5,12 @@ use std::time::Duration;
 use nolag_protocol::msgpack::{Token, write};
 
 use super::NOBODY;
+use super::fit::out as value;
 use crate::Error;
 use crate::error::ConnectionCode;
-use crate::event::{
-    Actor, Change, Event, Gap, LobbyChange, LobbySnapshot, Message, Outcome, Ready, Receipt, State, Warning,
-};
+use crate::event::{Actor, Event, Gap, LobbyChange, LobbySnapshot, Message, Ready, Receipt, Warning};
 use crate::options::{AckMode, Qos};
-use crate::session::{Reply, RequestId, Stats, TokenReason, TokenRequest};
+use crate::session::{Reply, RequestId, Stats, TokenRequest};
 
 /// A message. It names its topic unless that is known.
 pub(super) fn message(out: &mut Vec<u8>, message: &Message, is_topic_known: bool) {
@@ -51,8 +50,8 @@ pub(super) fn event(out: &mut Vec<u8>, event: &Event, started: Duration) {
     match event {
         Event::State { from, to, reason, close_code } => {
             head(out, "state", 4);
-            write::str(out, state(from));
-            write::str(out, state(to));
+            write::str(out, from.name());
+            write::str(out, to.name());
             write::str(out, reason);
             maybe_uint(out, close_code.map(u64::from));
         }
@@ -120,7 +119,7 @@ pub(super) fn event(out: &mut Vec<u8>, event: &Event, started: Duration) {
         }
         Event::Presence(change, actor) => {
             head(out, "presence", 2);
-            write::str(out, self::change(*change));
+            write::str(out, change.name());
             self::actor(out, actor);
         }
         Event::PresenceReplaced(room) => {
@@ -169,15 +168,7 @@ pub(super) fn done(out: &mut Vec<u8>, request: RequestId, result: Result<Reply, 
 pub(super) fn question(out: &mut Vec<u8>, number: u64, request: &TokenRequest) {
     head(out, "token", 4);
     write::uint(out, number);
-    write::str(
-        out,
-        match request.reason {
-            TokenReason::Initial => "initial",
-            TokenReason::Reconnect => "reconnect",
-            TokenReason::Expired => "expired",
-            TokenReason::Rejected => "rejected",
-        },
-    );
+    write::str(out, request.reason.name());
     write::uint(out, request.attempt.into());
     match &request.last_error {
         Some(error) => self::error(out, error),
@@ -199,19 +190,9 @@ pub(super) fn frame(out: &mut Vec<u8>, sent: bool, kind: &str, bytes: usize) {
 
 /// An error as a map.
 pub fn error(out: &mut Vec<u8>, error: &Error) {
-    let class = match error {
-        Error::Config { .. } => "ConfigError",
-        Error::NotConnected => "NotConnectedError",
-        Error::Connection { .. } => "ConnectionError",
-        Error::Auth { .. } => "AuthError",
-        Error::Server(_) => "ServerError",
-        Error::Timeout { .. } => "TimeoutError",
-        Error::Queue { .. } => "QueueError",
-        Error::Encode { .. } => "EncodeError",
-        Error::Closed { .. } => "ClosedError",
-    };
     let message = error.to_string();
-    let mut texts = vec![("class", Some(class)), ("code", Some(error.code())), ("message", Some(&*message))];
+    let mut texts =
+        vec![("class", Some(error.class())), ("code", Some(error.code())), ("message", Some(&*message))];
     texts.push(("topic", error.topic()));
     texts.push(("hint", error.hint()));
     let mut numbers = vec![("serverCode", error.server_code())];
@@ -333,12 +314,7 @@ fn receipt(out: &mut Vec<u8>, receipt: &Receipt) {
     field_maybe(out, "topic", Some(&receipt.topic));
     field_uint(out, "qos", qos(receipt.qos));
     field_uint(out, "effectiveQos", qos(receipt.effective_qos));
-    let outcome = match receipt.outcome {
-        Outcome::Written => "written",
-        Outcome::Accepted => "accepted",
-        Outcome::Duplicate => "duplicate",
-    };
-    field_maybe(out, "outcome", Some(outcome));
+    field_maybe(out, "outcome", Some(receipt.outcome.name()));
     field_maybe(out, "level", receipt.level.as_deref());
     field_uint(out, "attempts", receipt.attempts.into());
     write::str(out, "queuedMs");
@@ -375,7 +351,7 @@ fn lobby(out: &mut Vec<u8>, change: &LobbyChange) {
     field_maybe(out, "room", change.room.as_deref());
     field_maybe(out, "app", change.app.as_deref());
     field_maybe(out, "actorId", Some(&change.actor_id));
-    field_maybe(out, "change", Some(self::change(change.change)));
+    field_maybe(out, "change", Some(change.change.name()));
     write::str(out, "data");
     value(out, &change.data);
 }
@@ -389,29 +365,6 @@ fn snapshot(out: &mut Vec<u8>, rooms: &LobbySnapshot) {
             write::str(out, actor);
             value(out, record);
         }
-    }
-}
-
-fn state(state: &State) -> &'static str {
-    match state {
-        State::Idle => "idle",
-        State::Connecting => "connecting",
-        State::Authenticating => "authenticating",
-        State::Connected => "connected",
-        State::Backoff => "backoff",
-        State::Suspended => "suspended",
-        State::Closing => "closing",
-        State::Closed => "closed",
-        State::Failed => "failed",
-    }
-}
-
-fn change(change: Change) -> &'static str {
-    match change {
-        Change::Join => "join",
-        Change::Update => "update",
-        Change::Leave => "leave",
-        Change::Waking => "waking",
     }
 }
 
@@ -482,9 +435,4 @@ fn ms(out: &mut Vec<u8>, time: Duration) {
 #[allow(clippy::cast_possible_truncation)] // 2^64 ms are longer than the earth will last
 fn whole_ms(time: Duration) -> u64 {
     time.as_millis() as u64
-}
-
-/// A value of the application's, made [`fit`](super::fit::out) for the host.
-fn value(out: &mut Vec<u8>, bytes: &[u8]) {
-    super::fit::out(out, bytes);
 }

@@ -94,8 +94,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures_channel::oneshot;
 use nolag_protocol::msgpack;
+use tokio::sync::oneshot;
 
 pub use items::error;
 pub use settings::Settings;
@@ -329,7 +329,7 @@ fn provider(shared: Arc<Shared>) -> TokenProvider {
         let (reply, token) = oneshot::channel();
         {
             let mut questions = lock(&shared.questions);
-            questions.retain(|_, reply| !reply.is_canceled()); // those that the session has given up
+            questions.retain(|_, reply| !reply.is_closed()); // those that the session has given up
             questions.insert(number, reply);
         }
         let mut item = Vec::new();

@@ -5,6 +5,7 @@ use nolag_protocol::msgpack::{Reader, Token};
 use super::fields::{
     each, flag, group, list, number, one_of, owned, qos, size, text, time, unfit, unknown, wait, whole,
 };
+use crate::driver::native::{self, Native, Url};
 use crate::options::{
     AckMode, Credentials, Feature, Features, InitialConnect, Options, Overflow, Qos0, Queue, Secret,
 };
@@ -161,15 +162,12 @@ impl Settings {
     }
 
     /// A transport to where these settings say.
-    #[cfg(feature = "native")]
-    pub fn native(&self) -> Result<crate::driver::native::Native, Error> {
-        use crate::driver::native::{Native, Proxy as Way, Url};
-
+    pub fn native(&self) -> Result<Native, Error> {
         let (url, ca) = (Url::parse(&self.url)?, self.ca.as_deref());
         let mut native = match &self.proxy {
             Proxy::Environment => Native::new(url, ca)?,
             Proxy::None => Native::with_proxy(url, ca, None)?,
-            Proxy::Url(proxy) => Native::with_proxy(url, ca, Some(Way::parse(proxy)?))?,
+            Proxy::Url(proxy) => Native::with_proxy(url, ca, Some(native::Proxy::parse(proxy)?))?,
         };
         for (name, value) in &self.headers {
             native = native.header(name, value)?;

@@ -216,6 +216,18 @@ pub enum TokenReason {
     Rejected,
 }
 
+impl TokenReason {
+    /// Its name, the same in every language.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Initial => "initial",
+            Self::Reconnect => "reconnect",
+            Self::Expired => "expired",
+            Self::Rejected => "rejected",
+        }
+    }
+}
+
 /// What a token is asked for.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenRequest {

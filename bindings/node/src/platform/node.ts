@@ -54,5 +54,4 @@ export const node: Platform = {
   url: () => env.NOLAG_URL,
   defer: (work) => void setImmediate(work),
   keepAlive,
-  reaches: true,
 };

@@ -163,20 +163,23 @@ ServerError: TypeAlias = NoLagServerError
 EncodeError: TypeAlias = NoLagEncodeError
 
 _CLASSES: dict[str, type[NoLagError]] = {
-    "config": ConfigError,
-    "not_connected": NotConnectedError,
-    "connection": ConnectionError,
-    "auth": AuthError,
-    "timeout": TimeoutError,
-    "queue": QueueError,
-    "closed": ClosedError,
+    kind.__name__: kind
+    for kind in (
+        ConfigError,
+        NotConnectedError,
+        ConnectionError,
+        AuthError,
+        TimeoutError,
+        QueueError,
+        ClosedError,
+    )
 }
 
 
 def _from_native(kind: str, code: str, message: str, fields: dict[str, Any]) -> NoLagError:
     """Make the exception for an error of the core."""
     error: NoLagError
-    if kind == "server":
+    if kind == "ServerError":
         error = NoLagServerError(
             {
                 "code": fields["server_code"],
@@ -188,7 +191,7 @@ def _from_native(kind: str, code: str, message: str, fields: dict[str, Any]) -> 
             }
         )
         error._local = fields["local"]
-    elif kind == "encode":
+    elif kind == "EncodeError":
         error = NoLagEncodeError(fields["op"], fields["topic"], message)
     else:
         error = _CLASSES[kind](message)

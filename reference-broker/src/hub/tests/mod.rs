@@ -19,7 +19,8 @@ use serde_json::Value;
 use super::{Envelope, Hub, Interest, Join, Origin, Publication, Subscription};
 use crate::config::Settings;
 use crate::outgoing::{Entry, Outgoing};
-use crate::store::{Kept, Memory};
+use crate::store::disk::Bounds;
+use crate::store::{Disk, Kept, Memory};
 
 fn interest(topic: &str, keys: Vec<String>, descends: bool) -> Interest {
     Interest {
@@ -207,6 +208,38 @@ async fn retained_messages_have_bounds() {
     assert_eq!(kept(), 2, "nil clears");
     tokio::time::advance(settings.retain_ttl).await;
     assert_eq!(kept(), 0, "and time does");
+}
+
+/// A restart brings them back as old as they were: the oldest is still the first to go, and what has expired meanwhile is gone.
+#[test]
+fn retained_messages_keep_their_age() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let start = |settings: &Settings, date| {
+        let path = folder.path().join("store");
+        let (disk, kept) = Disk::open(&path, Bounds::default()).unwrap();
+        let disk = Arc::new(disk);
+        (Hub::new(settings, Arc::default(), disk.clone(), kept, date), disk)
+    };
+    let settings = Settings::default();
+    let (hub, disk) = start(&settings, Duration::ZERO);
+    for (base, ttl) in [("app/c", 3_600), ("app/b", 3_600), ("app/a", 3_600), ("app/d", 1)] {
+        let retain = Some(Duration::from_secs(ttl));
+        hub.publish(&Publication { retain, ..publication(base, None, false) }, None).unwrap();
+    }
+    disk.close();
+
+    // Where there is room for fewer.
+    let (hub, disk) = start(&Settings { retain_max: 2, ..settings }, Duration::from_secs(10));
+    let outgoing = subscriber(1);
+    let everything = Interest { topic: "#".into(), base: "app/#".into(), ..interest("#", Vec::new(), true) };
+    subscribe(&hub, &outgoing, everything);
+    let mut sources = Vec::new();
+    for frame in &drain(&outgoing)[1..] {
+        let Ok(ServerFrame::Message(message)) = ServerFrame::decode(frame) else { panic!("{frame:?}") };
+        sources.push(message.source_topic.map(str::to_owned));
+    }
+    assert_eq!(sources, ["a", "b"].map(|topic| Some(topic.to_owned())));
+    disk.close();
 }
 
 /// Levels few enough that patterns and topics meet often.
